@@ -29,8 +29,8 @@ from retinue.domain.record import Body, Record, Reply, UserTurn, kind_of
 from retinue.domain.times import to_ms
 from retinue.domain.tool import ToolSpec
 from retinue.models.base import Prompt, Text, WireCache
-from retinue.models.http import HttpModel, Link, Target, Wire
-from retinue.models.wires import wire_of
+from retinue.models.formats.wire_formats import wire_of
+from retinue.models.provider_http import HttpModel, Link, Target, Wire
 
 ROUNDS = 25
 REPLIES, LONG_REPLIES = 20, 6  # of each client, in each round

@@ -22,10 +22,10 @@ from retinue.config import Settings  # noqa: E402
 from retinue.config.models import ProviderSettings, WireFormat  # noqa: E402
 from retinue.domain.model import ModelRef  # noqa: E402
 from retinue.models.base import WireCache  # noqa: E402
-from retinue.models.catalog import Catalog  # noqa: E402
-from retinue.models.http import HttpModel, Link  # noqa: E402
+from retinue.models.formats.wire_formats import wire_of  # noqa: E402
+from retinue.models.model_selection import Catalog  # noqa: E402
+from retinue.models.provider_http import HttpModel, Link  # noqa: E402
 from retinue.models.providers import BUILT_IN  # noqa: E402
-from retinue.models.wires import wire_of  # noqa: E402
 from scripts.verify_checks import CHECKS, Outcome, Subject, check, cost_bound_usd  # noqa: E402
 
 URLS = "VERIFY_PROVIDERS_URL"  # instead of the real ones, for a try without cost: URL/NAME is asked

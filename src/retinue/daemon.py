@@ -79,12 +79,12 @@ from retinue.mailroom.switchboard import Needs, Switchboard
 from retinue.mailroom.webhooks import Completions
 from retinue.models import prices
 from retinue.models.base import Model, WireCache
-from retinue.models.guide import Guide
-from retinue.models.http import Link
-from retinue.models.locals import Locals
-from retinue.models.minds import Minds
+from retinue.models.local_catalog import Locals
+from retinue.models.model_clients import Maker
+from retinue.models.model_router import Minds
+from retinue.models.offline_guide import Guide
+from retinue.models.provider_http import Link
 from retinue.models.providers import BUILT_IN
-from retinue.models.shelf import Maker
 from retinue.operations.audit import anchor_forever, anchor_now
 from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
@@ -130,7 +130,7 @@ from retinue.tools.toolbox import Toolbox
 if TYPE_CHECKING:
     from retinue.agents.mirror import Mirror
     from retinue.mailroom.requests import Requests
-    from retinue.models.bridge import Bridges
+    from retinue.models.pydantic_ai_bridge import Bridges
 
 log = logging.getLogger(__name__)
 
@@ -611,7 +611,7 @@ def _bridge_maker(facts: Callable[[ModelRef], ModelFacts]) -> Maker:
 
     @cache
     def bridges() -> Bridges:
-        from retinue.models.bridge import Bridges
+        from retinue.models.pydantic_ai_bridge import Bridges
 
         return Bridges(facts)
 

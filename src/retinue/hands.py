@@ -42,7 +42,7 @@ from retinue.domain.session import OriginKind, Session
 from retinue.domain.slash_command import SkillCommand
 from retinue.domain.structs import replace
 from retinue.mailroom.routing import OWNER
-from retinue.models.catalog import Catalog
+from retinue.models.model_selection import Catalog
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.skills import bundles_by_tool
 from retinue.plugins.base import Scene as PluginScene

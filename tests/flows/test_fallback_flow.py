@@ -28,8 +28,8 @@ from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.run import RunRequest
 from retinue.domain.structs import replace
 from retinue.engine.engine import EmbeddedEngine
-from retinue.models.http import Target
-from retinue.models.market import Market as ModelMarket
+from retinue.models.model_catalog import Market as ModelMarket
+from retinue.models.provider_http import Target
 from retinue.runners.base import Assignment, Finished, Runner
 from retinue.store.agents import credentials
 from retinue.testing.household import House, Household

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from retinue.config import load
 from retinue.domain.model import FREE, ModelFacts, ModelRef
-from retinue.models.catalog import Catalog
+from retinue.models.model_selection import Catalog
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 GUIDE = ModelFacts(ref=ModelRef("", "guide"), price=FREE)

@@ -20,8 +20,8 @@ from retinue.domain.model import ModelFacts, ModelFailed, ModelRef
 from retinue.domain.record import PieceKind, Record, Stop, Usage, UserTurn, kind_of
 from retinue.domain.times import to_ms
 from retinue.models.base import Asks, Ended, Model, Prompt, Seals, Text, Thinking, WireCache
-from retinue.models.http import HttpModel, Link, Target
-from retinue.models.wires import wire_of
+from retinue.models.formats.wire_formats import wire_of
+from retinue.models.provider_http import HttpModel, Link, Target
 from retinue.testing.fake_clock import START
 
 CUTS_MAX = 60

@@ -17,9 +17,9 @@ from retinue.domain.model import ModelFailed
 from retinue.domain.record import Mark, Note, Piece, PieceKind, Reply, Stop, Summary, UserTurn
 from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.anthropic import AnthropicWire
 from retinue.models.base import Prompt, WireCache
-from retinue.models.http import Target
+from retinue.models.formats.anthropic import AnthropicWire
+from retinue.models.provider_http import Target
 
 FORMAT = WireFormat.ANTHROPIC
 LOOK = ToolSpec(

@@ -17,7 +17,7 @@ from retinue.domain.model import Failure, ModelFailed, ModelRef
 from retinue.domain.record import Piece, PieceKind, Reply, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.base import Asks, Seals
-from retinue.models.bridge import Bridge, Bridges, inferred
+from retinue.models.pydantic_ai_bridge import Bridge, Bridges, inferred
 
 FACTS = facts_of("bridge", "some-model", vision=True)
 TOOL = ToolSpec(name="read", description="Reads.", parameters={"type": "object", "properties": {}})

@@ -16,12 +16,12 @@ from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.model import EFFORTS, ModelRef
 from retinue.domain.session import Mind
 from retinue.models.base import WireCache
-from retinue.models.catalog import Catalog, Role, Selection
-from retinue.models.guide import Guide
-from retinue.models.http import HttpModel, Link
-from retinue.models.openai_chat import Quirk as ChatQuirk
+from retinue.models.formats.openai_chat import Quirk as ChatQuirk
+from retinue.models.model_clients import Shelf
+from retinue.models.model_selection import Catalog, Role, Selection
+from retinue.models.offline_guide import Guide
+from retinue.models.provider_http import HttpModel, Link
 from retinue.models.providers import BUILT_IN, DISCOVERED, FAMILIES, OFFERED, family_of
-from retinue.models.shelf import Shelf
 from retinue.testing.fake_clock import FakeClock
 
 ADA = Agent(name="ada")

@@ -10,7 +10,7 @@ import pytest
 from retinue.config.secret import Secret
 from retinue.domain.credential import Credential
 from retinue.domain.model import Failure, ModelFailed
-from retinue.models.credentials import Keyring, gather, key_of
+from retinue.models.credential_order import Keyring, gather, key_of
 
 KEY = "sk-very-secret-0123"
 VARIABLES = {"acme": ("ACME_API_KEY",), "rival": ("RIVAL_API_KEY", "OTHER_RIVAL_KEY"), "nobody": ("NOBODY_KEY",)}

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from retinue.domain.model import Failure
-from retinue.models import failures
-from retinue.models.lines import LineFailed
-from retinue.models.refusals import reason, said_in
+from retinue.models import error_messages
+from retinue.models.error_classification import reason, said_in
 from retinue.models.retry_after import RETRY_AFTER_S_MAX, duration_s, spoken_s
+from retinue.net.http1_client import LineFailed
 
 
 def _openai(message: str, *, type_: str | None = "invalid_request_error", code: str | None = None) -> Any:
@@ -331,7 +331,7 @@ def test_too_many_requests_are_never_an_overflow_whatever_the_words() -> None:
 def test_every_reason_has_words_of_its_own() -> None:
     seen: set[str] = set()
     for failure in Failure:
-        wording = failures._wording("acme", failure, 400)  # pyright: ignore[reportPrivateUsage]
+        wording = error_messages._wording("acme", failure, 400)  # pyright: ignore[reportPrivateUsage]
         assert "acme" in wording.sentence
         assert wording.because and wording.try_this
         assert wording.code == f"model.{failure.value.replace('_', '-')}"
@@ -341,7 +341,7 @@ def test_every_reason_has_words_of_its_own() -> None:
 
 def test_a_failure_names_the_provider_and_says_its_words_but_shows_no_raw_body() -> None:
     body = _raw(_anthropic("invalid_request_error", "messages: at least one message is required"))
-    failed = failures.refused("anthropic", 400, {}, body)
+    failed = error_messages.refused("anthropic", 400, {}, body)
     assert failed.code == "model.bad-request"
     assert failed.status == 400
     assert "anthropic" in failed.sentence
@@ -350,25 +350,27 @@ def test_a_failure_names_the_provider_and_says_its_words_but_shows_no_raw_body()
 
 
 def test_a_page_meant_for_a_browser_is_not_shown() -> None:
-    failed = failures.refused("acme", 502, {}, b"<!DOCTYPE html><html><body>Bad gateway <b>cf-ray</b></body></html>")
+    failed = error_messages.refused(
+        "acme", 502, {}, b"<!DOCTYPE html><html><body>Bad gateway <b>cf-ray</b></body></html>"
+    )
     assert "<" not in str(failed) and "cf-ray" not in str(failed)
 
 
 def test_a_body_quoted_within_words_is_read_and_not_shown() -> None:
     quoted = 'upstream said no: {"error": {"type": "rate_limit_error", "message": "Slower, please."}}'
-    failed = failures.refused("proxy", 400, {}, _raw({"error": {"message": quoted}}))
+    failed = error_messages.refused("proxy", 400, {}, _raw({"error": {"message": quoted}}))
     assert failed.failure is Failure.RATE_LIMIT
     assert "{" not in failed.because
 
 
 def test_a_body_that_was_cut_is_not_shown() -> None:
-    failed = failures.refused("acme", 500, {}, b'{"error": {"message": "' + b"x" * 100)
+    failed = error_messages.refused("acme", 500, {}, b'{"error": {"message": "' + b"x" * 100)
     assert "{" not in str(failed)
 
 
 def test_a_long_story_is_cut() -> None:
-    failed = failures.refused("acme", 400, {}, _raw({"error": {"message": "no " * 2000}}))
-    assert len(failed.because) <= failures.WORDS_SHOWN_CHARS_MAX + len("it says: ")
+    failed = error_messages.refused("acme", 400, {}, _raw({"error": {"message": "no " * 2000}}))
+    assert len(failed.because) <= error_messages.WORDS_SHOWN_CHARS_MAX + len("it says: ")
     assert failed.because.endswith("…")
 
 
@@ -385,18 +387,18 @@ def test_a_long_story_is_cut() -> None:
 )
 def test_what_looks_like_a_key_is_masked_in_a_providers_words(secret: str) -> None:
     for words in (f"Incorrect API key provided: {secret}.", f"bad {secret} here", f"header was Bearer {secret}"):
-        failed = failures.refused("acme", 401, {}, _raw({"error": {"message": words}}))
+        failed = error_messages.refused("acme", 401, {}, _raw({"error": {"message": words}}))
         assert secret not in str(failed) and secret not in repr(failed)
-        assert failures.MASK in failed.because
+        assert error_messages.MASK in failed.because
 
 
 def test_a_key_without_any_shape_is_masked_where_it_is_called_one() -> None:
-    assert "hunter2" not in failures.clean("Incorrect API key provided: hunter2. Find it in the settings.")
+    assert "hunter2" not in error_messages.clean("Incorrect API key provided: hunter2. Find it in the settings.")
 
 
 def test_names_of_models_and_limits_are_not_taken_for_keys() -> None:
     words = "The model claude-sonnet-4-5-20250929 on generate_content_free_tier_requests is skipping gemini-2.5"
-    assert failures.clean(words) == words
+    assert error_messages.clean(words) == words
 
 
 # When to ask again
@@ -444,12 +446,12 @@ DATE = "Wed, 08 Apr 2026 14:32:30 GMT"
     ],
 )
 def test_when_to_ask_again_is_found_wherever_it_is_said(headers: Any, body: Any, seconds: float | None) -> None:
-    assert failures.refused("acme", 429, headers, _raw(body)).retry_after_s == pytest.approx(seconds)
+    assert error_messages.refused("acme", 429, headers, _raw(body)).retry_after_s == pytest.approx(seconds)
 
 
 def test_a_mistake_of_ours_is_not_to_be_asked_again() -> None:
     headers = {"x-ratelimit-reset-requests": "2ms", "retry-after": "3"}
-    assert failures.refused("acme", 400, headers, _raw(_openai("bad image"))).retry_after_s is None
+    assert error_messages.refused("acme", 400, headers, _raw(_openai("bad image"))).retry_after_s is None
 
 
 def test_durations() -> None:
@@ -476,7 +478,7 @@ def test_hostile_bodies_are_read_all_the_same() -> None:
         json.dumps({"error": {"message": json.dumps({"error": json.dumps({"error": deep})})}}),
         "\ud800".encode(errors="surrogatepass"),
     ):
-        assert failures.refused("acme", 429, {}, _raw(body)).failure is Failure.RATE_LIMIT
+        assert error_messages.refused("acme", 429, {}, _raw(body)).failure is Failure.RATE_LIMIT
 
 
 # What is no answer at all
@@ -484,7 +486,7 @@ def test_hostile_bodies_are_read_all_the_same() -> None:
 
 def test_a_provider_that_moved_is_not_followed_and_said_so() -> None:
     location = "https://elsewhere.example/v2/messages?key=secret"
-    failed = failures.refused("acme", 308, {"location": location}, b"")
+    failed = error_messages.refused("acme", 308, {"location": location}, b"")
     assert failed.code == "model.moved"
     assert failed.failure is Failure.NOT_FOUND
     assert "elsewhere.example" in failed.because
@@ -501,7 +503,7 @@ def test_each_way_of_not_reaching_a_provider_has_its_own_because() -> None:
     untrusted = ssl.SSLCertVerificationError(1, "certificate verify failed")
     untrusted.verify_message = "self-signed certificate"
     told = {
-        name: failures.unreachable("acme", _behind(cause), begun=False)
+        name: error_messages.unreachable("acme", _behind(cause), begun=False)
         for name, cause in {
             "dns": socket.gaierror(-2, "Name or service not known"),
             "refused": ConnectionRefusedError(111, "refused"),
@@ -522,15 +524,15 @@ def test_each_way_of_not_reaching_a_provider_has_its_own_because() -> None:
 
 
 def test_silence_and_excess_are_said_as_what_they_are() -> None:
-    late = failures.too_slow("acme", begun=False, patience_s=120)
-    silent = failures.too_slow("acme", begun=True, patience_s=30)
+    late = error_messages.too_slow("acme", begun=False, patience_s=120)
+    silent = error_messages.too_slow("acme", begun=True, patience_s=30)
     assert late.sentence != silent.sentence
     assert "120 seconds" in late.because and "30 seconds" in silent.because
     assert late.failure is silent.failure is Failure.TIMEOUT
-    assert failures.too_long("acme", 1024).failure is Failure.MALFORMED
-    assert failures.broke_off("acme").begun
+    assert error_messages.too_long("acme", 1024).failure is Failure.MALFORMED
+    assert error_messages.broke_off("acme").begun
 
 
 def test_an_error_in_a_stream_is_known_to_come_after_something() -> None:
-    failed = failures.in_stream("anthropic", _anthropic("overloaded_error", "Overloaded"))
+    failed = error_messages.in_stream("anthropic", _anthropic("overloaded_error", "Overloaded"))
     assert (failed.failure, failed.status, failed.begun) == (Failure.OVERLOADED, 200, True)

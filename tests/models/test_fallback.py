@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from retinue.domain.credential import Credential, CredentialKind
 from retinue.domain.model import Failure, ModelFailed, ModelRef
 from retinue.domain.session import Mind
-from retinue.models.credentials import let_go, order, served
+from retinue.models.credential_order import let_go, order, served
 from retinue.models.fallback import (
     BACKOFF_MAX_S,
     BACKOFF_MIN_S,
@@ -25,8 +25,8 @@ from retinue.models.fallback import (
     plan,
     why_now,
 )
-from retinue.models.limits import HouseLimit
-from retinue.models.verdicts import Again, Compact, GiveUp, Move, NextCredential, NextModel
+from retinue.models.fallback_actions import Again, Compact, GiveUp, Move, NextCredential, NextModel
+from retinue.models.provider_limits import HouseLimit
 from retinue.policy.limits import cooldowns
 from retinue.policy.limits.cooldowns import States
 

@@ -16,8 +16,8 @@ from retinue.domain.model import ModelFailed
 from retinue.domain.record import Mark, Note, Piece, PieceKind, Reply, Stop, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.base import WireCache
-from retinue.models.google import GoogleWire
-from retinue.models.http import Target
+from retinue.models.formats.google import GoogleWire
+from retinue.models.provider_http import Target
 
 FORMAT = WireFormat.GOOGLE
 LOOK = ToolSpec(

@@ -29,7 +29,7 @@ from retinue.domain.times import to_ms
 from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.models.base import Asks, Chunk, Ended, Prompt, Text
-from retinue.models.guide import ABILITIES, COUNT_MAX, PIECES_MAX, Guide, letters, pieces
+from retinue.models.offline_guide import ABILITIES, COUNT_MAX, PIECES_MAX, Guide, letters, pieces
 from retinue.runners.turn_input import render, render_note
 from retinue.store.envelopes import envelopes
 from retinue.testing.fake_clock import START, FakeClock

@@ -14,9 +14,9 @@ from models.replay import KEY, Answer, Then, facts_of, hear, linked, model_at, p
 
 from retinue.domain.model import Failure, ModelFailed
 from retinue.domain.record import UserTurn
-from retinue.models import http
+from retinue.models import provider_http
 from retinue.models.base import Chunk, Ended, Text
-from retinue.models.http import HttpModel, Link, Request, is_stream
+from retinue.models.provider_http import HttpModel, Link, Request, is_stream
 from retinue.testing.loop_time import skip_loop_time
 from retinue.testing.waiting import wait_until
 
@@ -29,7 +29,7 @@ STALE_S = 40.0  # twice that is less than the first byte may take
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is, a line that is closed at once is found to be so in time."""
-    monkeypatch.setattr(http, "STALE_S", STALE_S)
+    monkeypatch.setattr(provider_http, "STALE_S", STALE_S)
 
 
 def said(*words: str, finish: str | None = "stop", done: bool = True) -> str:
@@ -116,7 +116,7 @@ async def test_a_listener_who_takes_his_time_is_not_the_server_falling_silent(li
 async def test_a_stream_that_was_ended_is_over_though_the_line_stays_open(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "LINE_END_S", 0.02)
+    monkeypatch.setattr(provider_http, "LINE_END_S", 0.02)
     async with provider(Answer(body=HELLO, then=Then.HANG)) as server:
         heard = await hear(model_at(link, server.url, CHAT, silence_s=3600))
     assert heard["text"] == "Hello."
@@ -139,7 +139,7 @@ RESPONSE = [
 async def test_the_last_event_of_a_format_ends_a_reply_though_the_line_stays_open(
     link: Link, monkeypatch: pytest.MonkeyPatch, format_: str, events: list[dict[str, Any]]
 ) -> None:
-    monkeypatch.setattr(http, "LINE_END_S", 0.02)
+    monkeypatch.setattr(provider_http, "LINE_END_S", 0.02)
     body = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
     async with provider(Answer(body=body, then=Then.HANG)) as server:
         heard = await hear(model_at(link, server.url, format_, silence_s=3600))
@@ -296,7 +296,7 @@ async def test_a_redirect_is_refused_and_the_key_stays_where_it_belongs(link: Li
 
 
 async def test_a_reply_without_end_is_stopped(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "REPLY_BYTES_MAX", 2_000)
+    monkeypatch.setattr(provider_http, "REPLY_BYTES_MAX", 2_000)
     for body in (said(*["word "] * 200), "{" + " " * 5_000 + "}", "\n" * 5_000):
         async with provider(Answer(body=body, then=Then.HANG)) as server:
             failed = await failure_of(model_at(link, server.url, CHAT))
@@ -305,14 +305,14 @@ async def test_a_reply_without_end_is_stopped(link: Link, monkeypatch: pytest.Mo
 
 
 async def test_of_a_refusal_only_so_much_is_read(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "ERROR_BYTES_MAX", 1_000)
+    monkeypatch.setattr(provider_http, "ERROR_BYTES_MAX", 1_000)
     async with provider(Answer(status=500, body="x" * 100_000, then=Then.HANG)) as server:
         failed = await failure_of(model_at(link, server.url, CHAT))
     assert (failed.failure, failed.status) == (Failure.SERVER, 500)
 
 
 async def test_a_refusal_that_breaks_off_is_still_that_refusal(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "REFUSAL_S", 0.05)
+    monkeypatch.setattr(provider_http, "REFUSAL_S", 0.05)
     for then in (Then.CUT, Then.HANG):
         async with provider(Answer(status=429, headers={"retry-after": "7"}, body='{"err', then=then)) as server:
             failed = await failure_of(model_at(link, server.url, CHAT))

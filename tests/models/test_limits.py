@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from retinue.config.models import ProviderSettings
 from retinue.domain.model import Failure
-from retinue.models.limits import WAIT_MAX_S, HouseLimit, Limits
+from retinue.models.provider_limits import WAIT_MAX_S, HouseLimit, Limits
 from retinue.testing.fake_clock import FakeClock
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from retinue.models import lines as lines_module
-from retinue.models.lines import Line, LineFailed, Lines, place_of, slabs
+from retinue.net import http1_client as lines_module
+from retinue.net.http1_client import Line, LineFailed, Lines, place_of, slabs
 from retinue.testing.loop_time import skip_loop_time
 from retinue.testing.waiting import WAIT_LIMIT_S, stays_true, wait_until
 

@@ -21,11 +21,11 @@ from retinue.domain.record import Reply, Stop, ToolResult, Usage, UserTurn
 from retinue.domain.tool import Call, ToolSpec
 from retinue.models.base import Chunk, Ended, Model, Prompt, Text, Thinking, WireCache
 from retinue.models.gguf import NotGguf, read_head
-from retinue.models.http import HttpModel
-from retinue.models.local import WAITING_MAX, Local
+from retinue.models.local_model import WAITING_MAX, Local
 from retinue.models.local_process import COMMAND, reason
 from retinue.models.local_server import Order, read_ahead
 from retinue.models.local_weights import Weights, bundled, facts_of
+from retinue.models.provider_http import HttpModel
 from retinue.real import RandomIds, RealClock
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.waiting import wait_until
@@ -309,8 +309,8 @@ async def test_a_process_killed_while_it_loads_is_explained(gguf: Path) -> None:
 
 
 async def test_a_load_of_which_nothing_is_heard_is_given_up(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retinue.models.local.BEAT_S", 0.01)
-    monkeypatch.setattr("retinue.models.local.LOAD_SILENCE_S", 0.05)
+    monkeypatch.setattr("retinue.models.local_model.BEAT_S", 0.01)
+    monkeypatch.setattr("retinue.models.local_model.LOAD_SILENCE_S", 0.05)
     async with local(gguf, "stuck", clock=FakeClock()) as model:
         async with aclosing(model.reply(saying("hello"))) as chunks:
             assert await anext(chunks) == Thinking("loading parrot (0 MB)…")
@@ -526,8 +526,8 @@ from pathlib import Path
 from models.replay import prompt_of
 from retinue.domain.record import UserTurn
 from retinue.models.base import WireCache
-from retinue.models.http import Link
-from retinue.models.local import Local
+from retinue.models.provider_http import Link
+from retinue.models.local_model import Local
 from retinue.models.local_weights import Weights
 from retinue.real import RandomIds, RealClock
 

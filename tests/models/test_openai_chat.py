@@ -15,9 +15,9 @@ from retinue.domain.model import Failure, ModelFailed
 from retinue.domain.record import Mark, Note, Piece, PieceKind, Reply, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.base import WireCache
-from retinue.models.http import Target
-from retinue.models.openai_chat import QUIRKS, WENT_ON, OpenAIChatWire
-from retinue.models.parts import SUMMARY_HEAD
+from retinue.models.formats.message_parts import SUMMARY_HEAD
+from retinue.models.formats.openai_chat import QUIRKS, WENT_ON, OpenAIChatWire
+from retinue.models.provider_http import Target
 
 FORMAT = "openai-chat"
 WEATHER = ToolSpec(name="weather", description="The weather somewhere.", parameters={"type": "object"})

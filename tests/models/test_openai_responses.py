@@ -12,11 +12,11 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.model import Failure, ModelFailed
 from retinue.domain.record import Mark, Note, Piece, PieceKind, Reply, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models import openai_responses_reader
 from retinue.models.base import WireCache
-from retinue.models.http import Target
-from retinue.models.openai_responses import OpenAIResponsesWire
-from retinue.models.parts import SUMMARY_HEAD
+from retinue.models.formats import openai_responses_reader
+from retinue.models.formats.message_parts import SUMMARY_HEAD
+from retinue.models.formats.openai_responses import OpenAIResponsesWire
+from retinue.models.provider_http import Target
 
 FORMAT = "openai-responses"
 WEATHER = ToolSpec(name="weather", description="The weather somewhere.", parameters={"type": "object"})

@@ -13,7 +13,7 @@ from models.replay import KEY, facts_of, hear, linked, model_at, prompt_of, prov
 
 from retinue.domain.record import Note, Reply, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models import bridge_messages
+from retinue.models import pydantic_ai_messages
 
 pytestmark = [
     pytest.mark.slow,
@@ -63,9 +63,9 @@ async def ask_theirs(model: Any, prompt: Any) -> Any:
     }
     stream = library["direct"].model_request_stream(
         model,
-        bridge_messages.messages(library["messages"], prompt, FACTS),
+        pydantic_ai_messages.messages(library["messages"], prompt, FACTS),
         model_settings={"max_tokens": prompt.output_tokens_max, "max_retries": 0},
-        model_request_parameters=bridge_messages.parameters(library["models"], library["tools"], prompt, FACTS),
+        model_request_parameters=pydantic_ai_messages.parameters(library["models"], library["tools"], prompt, FACTS),
     )
     async with stream as heard:
         async for _ in heard:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from retinue.domain.model import Failure
-from retinue.models.failures import in_stream, refused
-from retinue.models.refusals import reason, said_in
+from retinue.models.error_classification import reason, said_in
+from retinue.models.error_messages import in_stream, refused
 
 
 def _error(message: str, **more: Any) -> dict[str, Any]:

@@ -89,7 +89,7 @@ async def test_prices_are_made_ready_beside_the_work() -> None:
 
 def test_a_catalog_is_made_without_loading_the_prices() -> None:
     code = (
-        "import sys, datetime; from retinue.config import load; from retinue.models.catalog import Catalog; "
+        "import sys, datetime; from retinue.config import load; from retinue.models.model_selection import Catalog; "
         "s = load({'RETINUE_HOME': '/nowhere', 'ANTHROPIC_API_KEY': 'x'}).settings; "
         "Catalog(s, {'ANTHROPIC_API_KEY': 'x'}, now=lambda: datetime.datetime(2026, 1, 1)); "
         "print([name for name in ('genai_prices', 'pydantic', 'aiohttp') if name in sys.modules])"

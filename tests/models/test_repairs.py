@@ -15,10 +15,10 @@ from retinue.domain.ids import SessionId
 from retinue.domain.model import ModelFacts
 from retinue.domain.record import Piece, PieceKind, Reply, UserTurn
 from retinue.domain.structs import replace
-from retinue.models import repairs
+from retinue.models import request_repairs
 from retinue.models.base import Prompt
-from retinue.models.http import HttpModel, Link
-from retinue.models.repairs import Learned, Omitted, Repair, Scope
+from retinue.models.provider_http import HttpModel, Link
+from retinue.models.request_repairs import Learned, Omitted, Repair, Scope
 
 RESPONSES = "openai-responses"
 THINKS = facts_of(model="gpt-6.1-sol", efforts=("low", "medium", "high"))
@@ -117,7 +117,7 @@ async def test_the_summary_is_asked_for_again_after_a_while_for_the_organization
     async with provider(UNVERIFIED, RESPONSE) as server:
         model = model_at(link, server.url, RESPONSES, facts=THINKS)
         await hear(model)
-        monkeypatch.setattr(repairs, "LEARNED_S", 0.0)
+        monkeypatch.setattr(request_repairs, "LEARNED_S", 0.0)
         await hear(model)
     assert server.last.body["reasoning"] == {"summary": "auto"}
 
@@ -267,7 +267,7 @@ async def test_who_sets_what_a_mismatch_means_is_told_of_it(link: Link) -> None:
 
 
 def test_lessons_are_bounded_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repairs, "LEARNED_MAX", 2)
+    monkeypatch.setattr(request_repairs, "LEARNED_MAX", 2)
     learned = Learned()
     lesson = Repair(scope=Scope.SESSION, omitted=Omitted(thoughts_until=7))
     sessions = [SessionId(name * 32) for name in "abc"]

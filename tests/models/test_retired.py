@@ -17,10 +17,10 @@ from models.replay import KEY, Answer, facts_of, linked, model_at, prompt_of, pr
 from retinue.config.models import Quirk
 from retinue.domain.model import Failure, ModelFailed, ModelRef
 from retinue.models import prices
-from retinue.models.http import Link
+from retinue.models.error_classification import reason, said_in
+from retinue.models.provider_http import Link
 from retinue.models.providers import BUILT_IN, MODELS_KNOWN_ON, OFFERED, family_of
-from retinue.models.refusals import reason, said_in
-from retinue.models.retired import RETIRED, ModelGone, retirement
+from retinue.models.retired_models import RETIRED, ModelGone, retirement
 
 FIXTURES = Path(os.environ.get("RETINUE_FIXTURES") or Path(__file__).parents[3] / "shared" / "fixtures" / "providers")
 OFFERS = [ModelRef(name, model) for name, models in OFFERED.items() for model in models]

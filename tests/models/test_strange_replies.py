@@ -13,12 +13,12 @@ from models.replay import Answer, hear, linked, model_at, provider
 from retinue.config.models import WireFormat
 from retinue.domain.model import Failure, ModelFailed
 from retinue.domain.record import Usage
-from retinue.models.anthropic_reader import AnthropicReader
 from retinue.models.base import Asks, Ended, Seals, Text, Thinking
-from retinue.models.google_reader import GoogleReader
-from retinue.models.http import Reader
-from retinue.models.openai_chat_reader import ChatReader
-from retinue.models.openai_responses_reader import ITEMS_MAX, ResponsesReader
+from retinue.models.formats.anthropic_reader import AnthropicReader
+from retinue.models.formats.google_reader import GoogleReader
+from retinue.models.formats.openai_chat_reader import ChatReader
+from retinue.models.formats.openai_responses_reader import ITEMS_MAX, ResponsesReader
+from retinue.models.provider_http import Reader
 
 # The words that the two formats have for things, so that what is made up looks like them.
 _KEYS = [

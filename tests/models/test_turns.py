@@ -14,9 +14,9 @@ from retinue.config.models import WireFormat
 from retinue.domain.record import Note, Reply, Stop, UserTurn
 from retinue.domain.tool import Call, ToolResult
 from retinue.models.base import Prompt, WireCache
-from retinue.models.http import Target, Wire
-from retinue.models.turns import SETTLED_MIN, Joined
-from retinue.models.wires import wire_of
+from retinue.models.formats.role_alternation import SETTLED_MIN, Joined
+from retinue.models.formats.wire_formats import wire_of
+from retinue.models.provider_http import Target, Wire
 
 FORMATS = [format_.value for format_ in WireFormat]
 HISTORY = 3 * SETTLED_MIN  # long enough that some of it is settled, and then some more

@@ -14,8 +14,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.record import Record, Reply, UserTurn
 from retinue.domain.tool import Call, ToolSpec
 from retinue.models.base import WireCache
-from retinue.models.http import Target
-from retinue.models.wires import (
+from retinue.models.formats.wire_formats import (
     BOUNDS,
     PLAIN_IDS,
     Heads,
@@ -27,6 +26,7 @@ from retinue.models.wires import (
     opened,
     wire_of,
 )
+from retinue.models.provider_http import Target
 from retinue.tools.toolbox import refusal
 
 ONE, OTHER = SessionId("1" * 32), SessionId("2" * 32)

@@ -29,7 +29,7 @@ from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult, call_hash
 from retinue.domain.trust import Trust
 from retinue.models.base import Asks, Chunk, Ended, Prompt, Text, Thinking
-from retinue.models.calls import ARGUMENTS_DEPTH_MAX, CALLS_MAX, UNPARSED, plain
+from retinue.models.tool_call_limits import ARGUMENTS_DEPTH_MAX, CALLS_MAX, UNPARSED, plain
 from retinue.runners.base import Assignment, Finished, Parked
 from retinue.runners.hearing import listen
 from retinue.runners.loop import Answer, AskModel, Loop, PerformCalls, PerformStored, next_move, spent

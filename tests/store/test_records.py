@@ -36,8 +36,8 @@ from retinue.domain.record import (
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
 from retinue.models.base import Prompt, WireCache
-from retinue.models.http import Target
-from retinue.models.wires import wire_of
+from retinue.models.formats.wire_formats import wire_of
+from retinue.models.provider_http import Target
 from retinue.runners.base import SILENT_TOKENS
 from retinue.runners.context import as_read
 from retinue.runners.estimate import Meter

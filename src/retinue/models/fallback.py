@@ -20,10 +20,10 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.model import Failure, ModelFailed, ModelRef
 from retinue.domain.session import Mind
 from retinue.domain.times import show
-from retinue.models.credentials import is_pinned, order
-from retinue.models.limits import HouseLimit
-from retinue.models.retired import ModelGone
-from retinue.models.verdicts import Again, Candidate, Compact, GiveUp, NextCredential, NextModel, Verdict
+from retinue.models.credential_order import is_pinned, order
+from retinue.models.fallback_actions import Again, Candidate, Compact, GiveUp, NextCredential, NextModel, Verdict
+from retinue.models.provider_limits import HouseLimit
+from retinue.models.retired_models import ModelGone
 from retinue.policy.limits import cooldowns
 from retinue.policy.limits.cooldowns import States
 

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from retinue.domain.model import Failure, ModelFailed
-from retinue.models.failures import clean
+from retinue.models.error_messages import clean
 from retinue.models.local_server import Order, Tells
 
 COMMAND: Final = (sys.executable, "-P", "-m", "retinue.models.local_server")  # -P: nothing from where we happen to be

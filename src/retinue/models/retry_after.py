@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 from retinue.domain.model import Failure
-from retinue.models.refusals import Said
+from retinue.models.error_classification import Said
 
 RETRY_AFTER_S_MAX = 24 * 3600.0
 _DURATION_CHARS_MAX = 40

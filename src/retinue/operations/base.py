@@ -31,7 +31,7 @@ from retinue.domain.times import from_ms, show, to_ms
 from retinue.engine.engine import Engine
 from retinue.engine.live import Live
 from retinue.mailroom.callbacks import Callbacks
-from retinue.models.catalog import Catalog
+from retinue.models.model_selection import Catalog
 from retinue.operations.auditing import AuditedStore, line_of
 from retinue.operations.keeper import Keeper
 from retinue.operations.uploads import Uploads

@@ -12,7 +12,7 @@ from retinue.domain.credential import Credential, CredentialKind
 from retinue.domain.errors import RetinueError
 from retinue.domain.model import Failure
 from retinue.domain.times import show
-from retinue.models.credentials import secret_of
+from retinue.models.credential_order import secret_of
 from retinue.operations.base import Desk
 from retinue.policy.limits.cooldowns import States
 

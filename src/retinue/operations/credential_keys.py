@@ -14,7 +14,7 @@ from retinue.domain.address import AddressKind, valid_name
 from retinue.domain.credential import Credential, CredentialKind
 from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.principal import Principal
-from retinue.models.credentials import is_found, secret_of
+from retinue.models.credential_order import is_found, secret_of
 from retinue.models.providers import BUILT_IN
 from retinue.operations.base import Desk
 from retinue.operations.credential_answers import environment_of

@@ -20,7 +20,7 @@ from retinue.domain.model import Failure
 from retinue.domain.principal import Principal
 from retinue.domain.session import Mind
 from retinue.domain.times import to_ms
-from retinue.models.credentials import gather, is_found, order
+from retinue.models.credential_order import gather, is_found, order
 from retinue.models.providers import BUILT_IN
 from retinue.operations.base import Desk, Operation
 from retinue.operations.credential_answers import (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from msgspec import Struct, field
 
 from retinue.domain.errors import RetinueError
-from retinue.models.catalog import Catalog
+from retinue.models.model_selection import Catalog
 from retinue.store.core.connection import Store
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.credential import Credential
 from retinue.domain.errors import RetinueError
 from retinue.domain.structs import names
-from retinue.models.credentials import secret_of
+from retinue.models.credential_order import secret_of
 from retinue.operations.credential_keys import KEYS
 from retinue.store.agents import agents, credentials
 from retinue.store.core.connection import Store

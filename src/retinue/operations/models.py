@@ -18,7 +18,7 @@ from retinue.domain.model import ModelFacts, Price
 from retinue.domain.money import usd
 from retinue.domain.principal import Principal
 from retinue.domain.session import Mind
-from retinue.models.catalog import Catalog
+from retinue.models.model_selection import Catalog
 from retinue.models.providers import MODELS_KNOWN_ON
 from retinue.operations.agents import find_agent
 from retinue.operations.base import Desk, Nothing, Operation

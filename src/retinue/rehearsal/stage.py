@@ -29,10 +29,10 @@ from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
 from retinue.mailroom.outbox import Outbox
 from retinue.models.base import WireCache
-from retinue.models.guide import Guide
-from retinue.models.http import Link
-from retinue.models.locals import Locals
-from retinue.models.minds import Minds
+from retinue.models.local_catalog import Locals
+from retinue.models.model_router import Minds
+from retinue.models.offline_guide import Guide
+from retinue.models.provider_http import Link
 from retinue.rehearsal.estimates import Estimates
 from retinue.rehearsal.plan import Plan
 from retinue.rehearsal.understudy import Understudy

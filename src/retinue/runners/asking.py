@@ -16,11 +16,11 @@ from retinue.domain.money import Granted, PriceUnknown
 from retinue.domain.ports import Clock
 from retinue.domain.record import Note, Record, Reply
 from retinue.models.base import Media, Model, Prompt
-from retinue.models.catalog import Role
 from retinue.models.fallback import WORDS, NotAsked, Plan
-from retinue.models.minds import Minds
-from retinue.models.retired import ModelGone
-from retinue.models.verdicts import Candidate, Compact, GiveUp, NextModel
+from retinue.models.fallback_actions import Candidate, Compact, GiveUp, NextModel
+from retinue.models.model_router import Minds
+from retinue.models.model_selection import Role
+from retinue.models.retired_models import ModelGone
 from retinue.policy.limits.budgets import OUTPUT_TOKENS_LEAST
 from retinue.runners import keeping
 from retinue.runners.base import Brief, Finished

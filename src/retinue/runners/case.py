@@ -15,11 +15,11 @@ from retinue.domain.ports import Clock, Journal, Tell
 from retinue.domain.record import Reply, UserTurn
 from retinue.domain.session import Mind, OriginKind
 from retinue.domain.tool import ToolSpec
-from retinue.models.catalog import Role
-from retinue.models.credentials import let_go
+from retinue.models.credential_order import let_go
 from retinue.models.fallback import Plan
-from retinue.models.minds import Minds
-from retinue.models.verdicts import Candidate
+from retinue.models.fallback_actions import Candidate
+from retinue.models.model_router import Minds
+from retinue.models.model_selection import Role
 from retinue.policy.limits.budgets import input_bound
 from retinue.policy.tools.delegations import within
 from retinue.runners import keeping

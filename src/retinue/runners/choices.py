@@ -20,7 +20,7 @@ from retinue.domain.record import Record
 from retinue.domain.session import Mind, OriginKind, Session
 from retinue.domain.tool import ToolSpec
 from retinue.models.fallback import why_now
-from retinue.models.minds import Minds
+from retinue.models.model_router import Minds
 from retinue.policy.tools.exec_placement import KEY_ELEVATED, Gates, closed_gate
 from retinue.policy.tools.tools import Circumstances
 from retinue.runners.context import arranged

@@ -19,10 +19,10 @@ from retinue.domain.record import Note, Record, RecordKind, Reply, Summary, User
 from retinue.domain.times import to_ms
 from retinue.domain.trust import least
 from retinue.models.base import Model, Prompt
-from retinue.models.catalog import Role
 from retinue.models.fallback import Plan
-from retinue.models.minds import Minds
-from retinue.models.verdicts import Candidate, Compact, GiveUp, Move
+from retinue.models.fallback_actions import Candidate, Compact, GiveUp, Move
+from retinue.models.model_router import Minds
+from retinue.models.model_selection import Role
 from retinue.runners import compaction, keeping
 from retinue.runners.base import Finished
 from retinue.runners.case import Case, Sizes, next_of, plan_for, settle_before_wait, terms_of

@@ -14,9 +14,9 @@ from retinue.domain.storable_text import storable
 from retinue.domain.structs import replace
 from retinue.domain.tool import Call
 from retinue.models.base import Asks, Chunk, Ended, Model, Prompt, Seals, Text, Thinking
-from retinue.models.calls import CALLS_MAX, kept, too_many_calls
-from retinue.models.counting import believed
-from retinue.models.failures import broke_off
+from retinue.models.error_messages import broke_off
+from retinue.models.tool_call_limits import CALLS_MAX, kept, too_many_calls
+from retinue.models.usage_validation import believed
 from retinue.runners.estimate import is_known
 
 UNCOUNTED_CHARS_MAX = 100  # no single token is so long

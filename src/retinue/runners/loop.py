@@ -23,7 +23,7 @@ from retinue.domain.record import Note, Record, Reply, Stop, UserTurn, bare_mode
 from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolResult, ToolSpec, call_hash
 from retinue.domain.trust import Trust
-from retinue.models.calls import unreadable
+from retinue.models.tool_call_limits import unreadable
 from retinue.policy.tools.tools import Circumstances
 from retinue.runners.asking import Asker, Case
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equip, Equipment, Finished, Parked, is_silent

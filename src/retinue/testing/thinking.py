@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from retinue.config import Settings
 from retinue.domain.ports import Clock
 from retinue.models.base import Media, Model
-from retinue.models.minds import Minds
+from retinue.models.model_router import Minds
 from retinue.runners.asking import Asker
 from retinue.runners.base import Equip
 from retinue.runners.choices import HouseChoices

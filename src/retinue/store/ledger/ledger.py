@@ -93,9 +93,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
 
 def check(conn: sa.Connection, *, now_ms: int) -> Ledger:
     """Take the sums and try every equation. Changes nothing."""
-    from retinue.store.ledger.ledger_checks import (
-        RULES,  # much SQL that is seldom asked for: a start does not wait for it
-    )
+    from retinue.store.ledger.ledger_checks import RULES
 
     # The house's time never goes back, and what is due is judged by it, also where the wall clock did go back.
     at_ms = max(now_ms, conn.execute(_latest).scalar_one())

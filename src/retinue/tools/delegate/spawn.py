@@ -21,7 +21,7 @@ from retinue.domain.session import Mind
 from retinue.domain.slash_command import EFFORT_WORDS
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.models.catalog import Catalog
+from retinue.models.model_selection import Catalog
 from retinue.store.agents import agents
 from retinue.store.core.connection import Store
 from retinue.tools.base import Output, Scene, schema_of

@@ -19,9 +19,9 @@ from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.model import ModelFacts, ModelRef
 from retinue.domain.session import Mind
 from retinue.domain.structs import replace
-from retinue.models.market import Market
+from retinue.models.model_catalog import Market
+from retinue.models.model_refs import DEFAULT, Allowed, is_pattern, split_credential
 from retinue.models.providers import BUILT_IN, OFFERED
-from retinue.models.references import DEFAULT, Allowed, is_pattern, split_credential
 
 CHAINS_KEPT_MAX = 1_000
 NAMED_MAX = 12  # of what could be used instead, in an error

@@ -11,9 +11,9 @@ from retinue.domain.model import ModelFacts
 from retinue.domain.record import PieceKind, Record, Reply, UserTurn
 from retinue.domain.tool import Call, ToolResult
 from retinue.models.base import Prompt
-from retinue.models.parts import Part, parts, said_to_model
-from retinue.models.turns import GO_ON, OPENING
-from retinue.models.wires import PLAIN_IDS, fitting, shown
+from retinue.models.formats.message_parts import Part, parts, said_to_model
+from retinue.models.formats.role_alternation import GO_ON, OPENING
+from retinue.models.formats.wire_formats import PLAIN_IDS, fitting, shown
 
 # What a part carries beside its words, and wants back with them. It says itself which provider may have it.
 _SEALED = ("id", "signature", "provider_name", "provider_details")

@@ -10,11 +10,11 @@ from retinue.config.models import ModelSettings
 from retinue.domain.model import ModelRef
 from retinue.domain.ports import Clock, Ids
 from retinue.models.base import WireCache
-from retinue.models.http import Link
 from retinue.models.local_weights import Weights, bundled
+from retinue.models.provider_http import Link
 
 if TYPE_CHECKING:
-    from retinue.models.local import Local
+    from retinue.models.local_model import Local
 
 
 class Locals:
@@ -50,7 +50,7 @@ class Locals:
     def _of(self, name: str, weights: Weights) -> Local:
         kept = self._made.get(name)
         if kept is None or kept[0] != weights:
-            from retinue.models.local import Local  # few houses have one
+            from retinue.models.local_model import Local  # few houses have one
 
             local = Local(
                 weights,

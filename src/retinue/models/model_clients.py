@@ -11,8 +11,8 @@ from retinue.config.models import ModelSettings, WireFormat
 from retinue.domain.errors import NotFound
 from retinue.domain.model import ModelFacts, ModelRef
 from retinue.models.base import Model, WireCache
-from retinue.models.catalog import Catalog
-from retinue.models.http import HttpModel, Link, Target, Wire
+from retinue.models.model_selection import Catalog
+from retinue.models.provider_http import HttpModel, Link, Target, Wire
 
 MODELS_KEPT_MAX = 64
 
@@ -77,7 +77,9 @@ class Shelf:
 
     def _wire(self, format_: WireFormat) -> Wire:
         if format_ not in self._wires:
-            from retinue.models.wires import wire_of  # with what it needs: only a house that asks a provider loads it
+            from retinue.models.formats.wire_formats import (
+                wire_of,  # with what it needs: only a house that asks a provider loads it
+            )
 
             self._wires[format_] = wire_of(format_, self._cache)
         return self._wires[format_]

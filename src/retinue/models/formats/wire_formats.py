@@ -16,8 +16,8 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
 from retinue.domain.tool import ToolSpec
 from retinue.models.base import Media, WireCache
-from retinue.models.calls import UNPARSED
-from retinue.models.http import Wire
+from retinue.models.provider_http import Wire
+from retinue.models.tool_call_limits import UNPARSED
 
 HEADS_MAX = 64
 IMAGE_BYTES_MAX = 20 * 1024 * 1024
@@ -28,19 +28,19 @@ def wire_of(format_: WireFormat, cache: WireCache) -> Wire:
     """How a format is spoken. Contexts are kept as bytes in `cache`, which all formats may share."""
     match format_:
         case WireFormat.OPENAI_CHAT:
-            from retinue.models.openai_chat import OpenAIChatWire
+            from retinue.models.formats.openai_chat import OpenAIChatWire
 
             return OpenAIChatWire(cache)
         case WireFormat.OPENAI_RESPONSES:
-            from retinue.models.openai_responses import OpenAIResponsesWire
+            from retinue.models.formats.openai_responses import OpenAIResponsesWire
 
             return OpenAIResponsesWire(cache)
         case WireFormat.ANTHROPIC:
-            from retinue.models.anthropic import AnthropicWire
+            from retinue.models.formats.anthropic import AnthropicWire
 
             return AnthropicWire(cache)
         case WireFormat.GOOGLE:
-            from retinue.models.google import GoogleWire
+            from retinue.models.formats.google import GoogleWire
 
             return GoogleWire(cache)
     assert_never(format_)

@@ -18,10 +18,10 @@ from retinue.config.models import PROVIDER_ALIASES, Auth, ModelSettings, Provide
 from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.model import EFFORTS, FREE, ModelFacts, ModelRef, Price
 from retinue.models import prices
-from retinue.models.http import Target
+from retinue.models.model_refs import DEFAULT, parse
+from retinue.models.provider_http import Target
 from retinue.models.providers import BUILT_IN, DISCOVERED, INSIDE, INSIDE_WINDOW_TOKENS, Provider, family_of
-from retinue.models.references import DEFAULT, parse
-from retinue.models.retired import retirement
+from retinue.models.retired_models import retirement
 
 GUIDE = "guide"
 LOCAL = "local"  # in the house where its weights are installed

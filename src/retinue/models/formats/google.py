@@ -15,12 +15,12 @@ from retinue.config.models import Quirk
 from retinue.domain.record import PieceKind, Record, Reply, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.base import Prompt, WireCache
-from retinue.models.files import files
-from retinue.models.google_reader import GoogleReader
-from retinue.models.http import Request, Target
-from retinue.models.parts import Part, parts, said_plainly, said_to_model
-from retinue.models.turns import GO_ON, OPENING, Sides, Turns
-from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, merged, named, opened
+from retinue.models.formats.file_parts import files
+from retinue.models.formats.google_reader import GoogleReader
+from retinue.models.formats.message_parts import Part, parts, said_plainly, said_to_model
+from retinue.models.formats.role_alternation import GO_ON, OPENING, Sides, Turns
+from retinue.models.formats.wire_formats import PLAIN_IDS, Heads, effort_of, fitting, merged, named, opened
+from retinue.models.provider_http import Request, Target
 
 IMAGE_BYTES_MAX = 10 * 1024 * 1024  # a request takes 20 MiB with everything in it
 

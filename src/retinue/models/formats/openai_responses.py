@@ -15,13 +15,23 @@ from retinue.domain.model import ModelFacts
 from retinue.domain.record import PieceKind, Record, RecordKind, Reply, ToolResult, UserTurn
 from retinue.domain.tool import ToolSpec
 from retinue.models.base import Media, Prompt, WireCache
-from retinue.models.http import Request, Target
-from retinue.models.openai_responses_reader import LEFT_OUT, ResponsesReader
-from retinue.models.parts import Part, parts, said_plainly, said_to_model, told_plainly
-from retinue.models.refusals import Said
-from retinue.models.repairs import Omitted, Repair, Scope
-from retinue.models.turns import Joined
-from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, listed, merged, named, opened, shown
+from retinue.models.error_classification import Said
+from retinue.models.formats.message_parts import Part, parts, said_plainly, said_to_model, told_plainly
+from retinue.models.formats.openai_responses_reader import LEFT_OUT, ResponsesReader
+from retinue.models.formats.role_alternation import Joined
+from retinue.models.formats.wire_formats import (
+    PLAIN_IDS,
+    Heads,
+    effort_of,
+    fitting,
+    listed,
+    merged,
+    named,
+    opened,
+    shown,
+)
+from retinue.models.provider_http import Request, Target
+from retinue.models.request_repairs import Omitted, Repair, Scope
 
 ENCRYPTED = "reasoning.encrypted_content"
 

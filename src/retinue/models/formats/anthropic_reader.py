@@ -9,11 +9,11 @@ import msgspec
 
 from retinue.domain.record import PieceKind, Stop, Usage
 from retinue.domain.tool import Call
-from retinue.models import failures
+from retinue.models import error_messages
 from retinue.models.base import Asks, Chunk, Ended, Seals, Text, Thinking
-from retinue.models.counting import tokens
-from retinue.models.http import malformed
-from retinue.models.wires import arguments_of
+from retinue.models.formats.wire_formats import arguments_of
+from retinue.models.provider_http import malformed
+from retinue.models.usage_validation import tokens
 
 REDACTED = "redacted:"  # before a thought that came encrypted; one that came without words has a bare signature
 
@@ -134,7 +134,7 @@ class AnthropicReader:
             case "message_stop":
                 self.done = True
             case "error":
-                raise failures.in_stream(self._provider, data)
+                raise error_messages.in_stream(self._provider, data)
             case _:
                 pass  # a ping, or something newer than we are
         return ()
@@ -145,7 +145,7 @@ class AnthropicReader:
         except msgspec.DecodeError as error:
             raise malformed(self._provider, "its body is no message") from error
         if bytes(message.error) not in (b"", b"null") or message.type == "error":
-            raise failures.in_stream(self._provider, body)
+            raise error_messages.in_stream(self._provider, body)
         if message.content is None:
             raise malformed(self._provider, "its body has no content")
         for raw in message.content:
@@ -157,7 +157,7 @@ class AnthropicReader:
 
     def end(self) -> Ended:
         if not self.done:
-            raise failures.broke_off(self._provider)
+            raise error_messages.broke_off(self._provider)
         stop = _STOPS.get(self._stop or "", Stop.END)
         if self._asked and stop is Stop.END:
             stop = Stop.CALLS

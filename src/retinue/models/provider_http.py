@@ -17,13 +17,13 @@ import msgspec
 from retinue.config.models import Auth
 from retinue.domain.model import Failure, ModelFacts, ModelFailed
 from retinue.domain.structs import replace
-from retinue.models import failures
+from retinue.models import error_messages
 from retinue.models.base import Chunk, Ended, Prompt, Text, Thinking
-from retinue.models.lines import Line, LineFailed, Lines, place_of
-from retinue.models.refusals import Said, said_in
-from retinue.models.repairs import NOTHING, REPAIRABLE, Learned, Omitted, Repair
-from retinue.models.retired import gone
+from retinue.models.error_classification import Said, said_in
+from retinue.models.request_repairs import NOTHING, REPAIRABLE, Learned, Omitted, Repair
+from retinue.models.retired_models import gone
 from retinue.models.sse import Events
+from retinue.net.http1_client import Line, LineFailed, Lines, place_of
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ class HttpModel:
             # Nested too deep for a decoder, or no text where there should be some.
             raise malformed(target.provider, "it sent something that cannot be read") from None
         except ModelFailed as failed:
-            told = failures.masked(failed, (key, *target.headers.values()))
+            told = error_messages.masked(failed, (key, *target.headers.values()))
             if told.code == "model.not-found":
                 told = gone(told, target.facts.ref)
             if told is not failed:
@@ -343,12 +343,12 @@ class _Exchange:
             refusal = await _refusal(line)
             request = self._repaired(line.status, refusal)
             if request is None:
-                raise failures.refused(self._target.provider, line.status, line.headers, refusal)
+                raise error_messages.refused(self._target.provider, line.status, line.headers, refusal)
             self._leave()
             self._request = request
             line = await self._answered()
             if line.status >= 300:
-                raise failures.refused(self._target.provider, line.status, line.headers, await _refusal(line))
+                raise error_messages.refused(self._target.provider, line.status, line.headers, await _refusal(line))
         first = b""
         while is_stream(first) is None and (piece := await line.piece()):
             self._count(piece)
@@ -376,16 +376,16 @@ class _Exchange:
     def _count(self, piece: bytes) -> None:
         self._size_bytes += len(piece)
         if self._size_bytes > REPLY_BYTES_MAX:
-            raise failures.too_long(self._target.provider, REPLY_BYTES_MAX)
+            raise error_messages.too_long(self._target.provider, REPLY_BYTES_MAX)
 
     def _told(self, error: Exception, patience_s: float) -> ModelFailed | None:
         """None for what has nothing to do with the line."""
         provider, begun = self._target.provider, self._size_bytes > 0
         match error:
             case TimeoutError():
-                return failures.too_slow(provider, begun=begun, patience_s=patience_s)
+                return error_messages.too_slow(provider, begun=begun, patience_s=patience_s)
             case LineFailed():
-                return failures.unreachable(provider, error, begun=begun)
+                return error_messages.unreachable(provider, error, begun=begun)
             case _:
                 return None
 

@@ -14,15 +14,15 @@ import msgspec
 from retinue.config.models import Quirk
 from retinue.domain.record import PieceKind, Plain, Record, RecordKind, Reply, Stop, UserTurn
 from retinue.domain.tool import Call, ToolResult, ToolSpec
-from retinue.models.anthropic_reader import REDACTED, AnthropicReader
 from retinue.models.base import Prompt, WireCache
-from retinue.models.files import PDF, files
-from retinue.models.http import Request, Target
-from retinue.models.parts import Part, parts, said_plainly, said_to_model
-from retinue.models.refusals import Said
-from retinue.models.repairs import Omitted, Repair, Scope
-from retinue.models.turns import GO_ON, MARKED_MAX, OPENING, Sides, Turns
-from retinue.models.wires import PLAIN_IDS, Heads, effort_of, fitting, merged, named, opened
+from retinue.models.error_classification import Said
+from retinue.models.formats.anthropic_reader import REDACTED, AnthropicReader
+from retinue.models.formats.file_parts import PDF, files
+from retinue.models.formats.message_parts import Part, parts, said_plainly, said_to_model
+from retinue.models.formats.role_alternation import GO_ON, MARKED_MAX, OPENING, Sides, Turns
+from retinue.models.formats.wire_formats import PLAIN_IDS, Heads, effort_of, fitting, merged, named, opened
+from retinue.models.provider_http import Request, Target
+from retinue.models.request_repairs import Omitted, Repair, Scope
 
 VERSION = "2023-06-01"
 TOKEN_BEGINS = "sk-ant-oat"  # a token of an account, and no API key: it is sent otherwise

@@ -16,11 +16,22 @@ from retinue.config.models import Quirk
 from retinue.domain.record import PieceKind, Record, RecordKind, Reply, ToolResult, UserTurn
 from retinue.domain.tool import Call, ToolSpec
 from retinue.models.base import Media, Prompt, WireCache
-from retinue.models.http import Request, Target
-from retinue.models.openai_chat_reader import ChatReader
-from retinue.models.parts import Part, parts, said_plainly, said_to_model, told_plainly
-from retinue.models.turns import Joined
-from retinue.models.wires import PLAIN_IDS, Heads, IdRule, effort_of, fitting, listed, merged, named, opened, shown
+from retinue.models.formats.message_parts import Part, parts, said_plainly, said_to_model, told_plainly
+from retinue.models.formats.openai_chat_reader import ChatReader
+from retinue.models.formats.role_alternation import Joined
+from retinue.models.formats.wire_formats import (
+    PLAIN_IDS,
+    Heads,
+    IdRule,
+    effort_of,
+    fitting,
+    listed,
+    merged,
+    named,
+    opened,
+    shown,
+)
+from retinue.models.provider_http import Request, Target
 
 # What each of them has other names for, and the repairs a transcript needs before it is taken there.
 QUIRKS: Mapping[str, frozenset[Quirk]] = {

@@ -14,7 +14,7 @@ from typing import Any, assert_never
 from msgspec import Struct
 
 from retinue.domain.model import Failure, ModelFailed
-from retinue.models.refusals import Said, reason, said_in
+from retinue.models.error_classification import Said, reason, said_in
 from retinue.models.retry_after import retry_after_s
 
 WORDS_SHOWN_CHARS_MAX = 300

@@ -9,10 +9,10 @@ import msgspec
 
 from retinue.domain.record import PieceKind, Stop, Usage
 from retinue.domain.tool import Call
-from retinue.models import failures
+from retinue.models import error_messages
 from retinue.models.base import Asks, Chunk, Ended, Seals, Text, Thinking
-from retinue.models.counting import tokens
-from retinue.models.http import malformed
+from retinue.models.provider_http import malformed
+from retinue.models.usage_validation import tokens
 
 
 class _Asked(msgspec.Struct, rename="camel"):
@@ -102,7 +102,7 @@ class GoogleReader:
         except msgspec.DecodeError as error:
             raise malformed(self._provider, "an event of its stream cannot be read") from error
         if response.error is not None:
-            raise failures.in_stream(self._provider, data)
+            raise error_messages.in_stream(self._provider, data)
         if response.usage_metadata is not None:
             self._usage = response.usage_metadata  # totals so far, so the last one holds
         if response.prompt_feedback is not None and response.prompt_feedback.block_reason:
@@ -124,7 +124,7 @@ class GoogleReader:
     def end(self) -> Ended:
         match self._finish:
             case None:
-                raise failures.broke_off(self._provider)
+                raise error_messages.broke_off(self._provider)
             case "MAX_TOKENS":
                 stop = Stop.LENGTH
             case reason if reason in _FILTERED:

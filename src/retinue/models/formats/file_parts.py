@@ -9,7 +9,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.model import ModelFacts
 from retinue.domain.record import UserTurn
 from retinue.models.base import Media
-from retinue.models.wires import Shown, shown
+from retinue.models.formats.wire_formats import Shown, shown
 
 PDF = "application/pdf"
 PDF_BYTES_MAX = 10 * 1024 * 1024

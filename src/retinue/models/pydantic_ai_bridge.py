@@ -16,10 +16,10 @@ from typing import Any
 from retinue.config.models import ModelSettings
 from retinue.domain.model import Failure, ModelFacts, ModelFailed, ModelRef
 from retinue.domain.record import PieceKind, Stop, Usage
-from retinue.models import bridge_messages, failures
+from retinue.models import error_messages, pydantic_ai_messages
 from retinue.models.base import Asks, Chunk, Ended, Prompt, Seals, Text, Thinking
-from retinue.models.http import FIRST_BYTE_S, SILENCE_S
-from retinue.models.wires import arguments_of, effort_of
+from retinue.models.formats.wire_formats import arguments_of, effort_of
+from retinue.models.provider_http import FIRST_BYTE_S, SILENCE_S
 
 EXTRA = "retinue[bridge]"
 MODELS_KEPT_MAX = 8  # of one bridge, by key: whoever changes keys often makes them anew
@@ -62,7 +62,8 @@ def inferred(name: str) -> Make:
         except (ImportError, ValueError, TypeError) as error:
             raise ModelFailed(
                 f"pydantic-ai cannot make the model '{name[:64]}'",
-                because=failures.clean(str(error)) or "it knows no such provider, or needs more than a key for it",
+                because=error_messages.clean(str(error))
+                or "it knows no such provider, or needs more than a key for it",
                 try_this="write it as bridge/PROVIDER:MODEL; a package that it misses is installed beside retinue",
                 code="model.bridge",
                 failure=Failure.NOT_FOUND,
@@ -108,8 +109,8 @@ class Bridge:
 
     async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncIterator[Chunk]:
         direct = _library("direct")
-        messages = bridge_messages.messages(_library("messages"), prompt, self._facts)
-        parameters = bridge_messages.parameters(_library("models"), _library("tools"), prompt, self._facts)
+        messages = pydantic_ai_messages.messages(_library("messages"), prompt, self._facts)
+        parameters = pydantic_ai_messages.parameters(_library("models"), _library("tools"), prompt, self._facts)
         hearing = _Hearing()
         async with AsyncExitStack() as open_:
             try:
@@ -137,7 +138,7 @@ class Bridge:
                 yield _ended(stream.get(), asked=hearing.asked)
             except TimeoutError as error:
                 patience_s = self._silence_s if hearing.begun else self._first_byte_s
-                raise failures.too_slow(self.name, begun=hearing.begun, patience_s=patience_s) from error
+                raise error_messages.too_slow(self.name, begun=hearing.begun, patience_s=patience_s) from error
             except Exception as error:
                 if told := self._told(error, begun=hearing.begun):
                     raise told from None  # what stands behind it may quote the request
@@ -168,7 +169,7 @@ class Bridge:
             failure = _BY_STATUS.get(status or 0, failure)
         if failure is Failure.CONNECTION and getattr(error, "phase", None) not in ("pool", "connect"):
             begun = True  # sent, and perhaps paid for
-        return failures.known(
+        return error_messages.known(
             self.name,
             failure,
             getattr(error, "body", None) or str(error),
@@ -211,14 +212,14 @@ class _Hearing:
             case "tool-call":
                 self.asked = True
                 arguments = arguments_of(part.args or "") if isinstance(part.args, str | None) else part.args
-                yield Asks(bridge_messages.call(part, arguments))
-                if seal := bridge_messages.seal(part):
+                yield Asks(pydantic_ai_messages.call(part, arguments))
+                if seal := pydantic_ai_messages.seal(part):
                     yield Seals(PieceKind.CALL, seal)
             case "thinking":
-                if seal := bridge_messages.seal(part):
+                if seal := pydantic_ai_messages.seal(part):
                     yield Seals(PieceKind.THINKING, seal)
             case "text":
-                if part.content and (seal := bridge_messages.seal(part)):
+                if part.content and (seal := pydantic_ai_messages.seal(part)):
                     yield Seals(PieceKind.TEXT, seal)
             case _:
                 pass

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from retinue.domain.money import MICROUSD
 from retinue.domain.record import Usage
-from retinue.models.counting import COST_MICROUSD_MAX, tokens
+from retinue.models.usage_validation import COST_MICROUSD_MAX, tokens
 
 TICKS_IN_MICROUSD = 10_000  # of xAI, which counts in ten-billionths of a dollar
 

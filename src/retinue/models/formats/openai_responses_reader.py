@@ -10,11 +10,11 @@ import msgspec
 from retinue.domain.model import ModelFailed
 from retinue.domain.record import PieceKind, Stop, Usage
 from retinue.domain.tool import Call
-from retinue.models import failures
+from retinue.models import error_messages
 from retinue.models.base import Asks, Chunk, Ended, Seals, Text, Thinking
-from retinue.models.http import malformed
-from retinue.models.openai_usage import usage_of
-from retinue.models.wires import anything, arguments_of
+from retinue.models.formats.openai_usage import usage_of
+from retinue.models.formats.wire_formats import anything, arguments_of
+from retinue.models.provider_http import malformed
 
 ITEMS_MAX = 1_000  # of one reply
 SERVER_ITEM_BYTES_MAX = 256 * 1024  # a picture that it made is not sent to it again
@@ -93,7 +93,7 @@ class ResponsesReader:
 
     def end(self) -> Ended:
         if self._ended is None:
-            raise failures.broke_off(self._provider)
+            raise error_messages.broke_off(self._provider)
         return self._ended
 
     def _chunks(self, event: _Event, name: bytes, data: bytes) -> Iterator[Chunk]:
@@ -189,14 +189,16 @@ class ResponsesReader:
 
     def _over(self, response: _Response) -> Iterator[Chunk]:
         if response.error:
-            raise failures.in_stream(self._provider, response.error)
+            raise error_messages.in_stream(self._provider, response.error)
         details = response.incomplete_details
         reason = cast("dict[str, Any]", details).get("reason") if isinstance(details, dict) else None
         match response.status:
             case "completed" | "incomplete" | None:
                 pass
             case status:
-                raise failures.in_stream(self._provider, {"code": "server_error", "message": f"the reply is {status}"})
+                raise error_messages.in_stream(
+                    self._provider, {"code": "server_error", "message": f"the reply is {status}"}
+                )
         spoke = self._spoke
         for item in response.output or ():
             # As a rule all of it has come before. A call that has not must not be lost.
@@ -221,7 +223,7 @@ class ResponsesReader:
             raise malformed(self._provider, "it sent something that is no JSON") from None
 
     def _failed(self, error: Any, data: bytes) -> ModelFailed:
-        return failures.in_stream(self._provider, error or anything(data))
+        return error_messages.in_stream(self._provider, error or anything(data))
 
 
 def _reasoning(item: dict[str, Any]) -> Seals:

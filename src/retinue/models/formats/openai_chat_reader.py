@@ -13,13 +13,13 @@ import msgspec
 from retinue.domain.model import ModelFailed
 from retinue.domain.record import PieceKind, Stop, Usage
 from retinue.domain.tool import Call
-from retinue.models import failures
+from retinue.models import error_messages
 from retinue.models.base import Asks, Chunk, Ended, Seals, Text, Thinking
-from retinue.models.calls import CALLS_MAX, UNPARSED, too_many_calls
-from retinue.models.http import malformed
-from retinue.models.openai_usage import usage_of
-from retinue.models.think_tags import ThinkTags
-from retinue.models.wires import anything, arguments_of
+from retinue.models.formats.openai_usage import usage_of
+from retinue.models.formats.think_tags import ThinkTags
+from retinue.models.formats.wire_formats import anything, arguments_of
+from retinue.models.provider_http import malformed
+from retinue.models.tool_call_limits import CALLS_MAX, UNPARSED, too_many_calls
 
 _DONE = b"[DONE]"
 _STOPS = {
@@ -184,7 +184,7 @@ class ChatReader:
 
     def end(self) -> Ended:
         if not self._over and self._reason is None:
-            raise failures.broke_off(self._provider)
+            raise error_messages.broke_off(self._provider)
         stop = _STOPS.get(self._reason or "", Stop.END)
         if self._refused:
             stop = Stop.FILTERED
@@ -203,17 +203,17 @@ class ChatReader:
         if isinstance(found, list) and found:
             found = cast("list[Any]", found)[0]
         error = cast("dict[str, Any]", found).get("error") if isinstance(found, dict) else None
-        return failures.in_stream(self._provider, error) if error else None
+        return error_messages.in_stream(self._provider, error) if error else None
 
     def _failed(self, error: Any, data: bytes) -> ModelFailed:
-        return failures.in_stream(self._provider, error or anything(data))
+        return error_messages.in_stream(self._provider, error or anything(data))
 
     def _chunks(self, event: _Event) -> Iterator[Chunk]:
         for choice in event.choices or ():
             if choice.index:
                 continue  # we asked for one reply
             if choice.error:
-                raise failures.in_stream(self._provider, choice.error)
+                raise error_messages.in_stream(self._provider, choice.error)
             said = choice.delta
             if said is None and not self._spoke:
                 said = choice.message  # next to deltas, some repeat in it all that was said so far
@@ -222,13 +222,13 @@ class ChatReader:
             self._count(choice.usage)
             if choice.finish_reason:
                 if choice.finish_reason in _BROKEN:
-                    raise failures.in_stream(self._provider, {"message": "", "code": choice.finish_reason})
+                    raise error_messages.in_stream(self._provider, {"message": "", "code": choice.finish_reason})
                 self._reason = choice.finish_reason
                 yield from self._held()
         self._count(event.usage)
         if event.x_groq is not None:
             if event.x_groq.error:
-                raise failures.in_stream(self._provider, event.x_groq.error)
+                raise error_messages.in_stream(self._provider, event.x_groq.error)
             if self._usage is None:
                 self._count(event.x_groq.usage)
         if not event.choices and event.usage is not None and self._spoke:

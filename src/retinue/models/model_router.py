@@ -28,13 +28,13 @@ from retinue.domain.record import Reply
 from retinue.domain.session import Mind, Session
 from retinue.domain.times import to_ms
 from retinue.models.base import Model, WireCache
-from retinue.models.catalog import Catalog, Role
-from retinue.models.credentials import Keyring, gather, key_of, let_go, served
+from retinue.models.credential_order import Keyring, gather, key_of, let_go, served
 from retinue.models.fallback import Plan, plan, why_now
-from retinue.models.http import Link
-from retinue.models.limits import Limits
-from retinue.models.shelf import Maker, Shelf
-from retinue.models.verdicts import Candidate
+from retinue.models.fallback_actions import Candidate
+from retinue.models.model_clients import Maker, Shelf
+from retinue.models.model_selection import Catalog, Role
+from retinue.models.provider_http import Link
+from retinue.models.provider_limits import Limits
 from retinue.policy.limits.budgets import caps_of
 from retinue.policy.limits.cooldowns import States, cooled
 from retinue.store.agents import credentials

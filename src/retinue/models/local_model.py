@@ -21,12 +21,12 @@ from retinue.domain.model import Failure, ModelFacts, ModelFailed, ModelRef
 from retinue.domain.ports import Clock, Ids
 from retinue.models import local_process
 from retinue.models.base import Chunk, Prompt, Thinking, WireCache
+from retinue.models.formats.wire_formats import wire_of
 from retinue.models.gguf import Head, NotGguf, read_head
-from retinue.models.http import HttpModel, Link, Target
 from retinue.models.local_process import COMMAND, LocalProcess, Told
 from retinue.models.local_server import Order, Tells
 from retinue.models.local_weights import BUNDLED_PARAMS, PROVIDER, Weights, facts_of, limits_of
-from retinue.models.wires import wire_of
+from retinue.models.provider_http import HttpModel, Link, Target
 
 log = logging.getLogger(__name__)
 
