@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.measure import Figure
 from retinue.sandbox.base import Confinement, Network
 from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.sandbox.child import Process
+from retinue.sandbox.child_process import Process
 from retinue.sandbox.host import Host
 
 ROUNDS = 60

@@ -25,7 +25,7 @@ from retinue.store.envelopes.attachment_files import Files
 
 if TYPE_CHECKING:
     from retinue.mailroom.speech import Speech
-    from retinue.sandbox.owners import OwnersSandbox
+    from retinue.sandbox.owner_sandbox import OwnersSandbox
 
 
 class Programs:
@@ -95,7 +95,7 @@ class Programs:
 
     @cached_property
     def _walls(self) -> OwnersSandbox:
-        from retinue.sandbox.owners import OwnersSandbox
+        from retinue.sandbox.owner_sandbox import OwnersSandbox
 
         person = Path(os.path.realpath(Path.home()))
         return OwnersSandbox(lambda: self._settings().sandbox, home=self._home, user_home=person)

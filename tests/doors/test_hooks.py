@@ -24,8 +24,8 @@ from retinue.operations import hooks as operations
 from retinue.operations.hooks import Enable, List, One
 from retinue.sandbox.base import Confinement, Sandbox, SandboxFailed
 from retinue.sandbox.host import Host
-from retinue.sandbox.once import run
-from retinue.sandbox.owners import OwnersSandbox
+from retinue.sandbox.owner_sandbox import OwnersSandbox
+from retinue.sandbox.single_command import run
 from retinue.testing.household import boss
 from retinue.testing.loop_time import skipping_loop_time
 from retinue.testing.waiting import wait_until

@@ -18,7 +18,7 @@ import uvloop
 from sandbox.support import PATIENCE_S, PYTHON, Grounds, make_grounds, run, shell, sleepers, until
 
 from retinue.domain.structs import replace
-from retinue.sandbox import walls
+from retinue.sandbox import mounts
 from retinue.sandbox.base import Confinement, Limits, Network, SandboxFailed
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.host import Host
@@ -513,7 +513,7 @@ def test_limits_and_confinements_are_nouns() -> None:
     one = Confinement(folder=Path("/w"), environment={"TOKEN": "s3cret"}, limits=Limits(seconds=1))
     assert "s3cret" not in repr(one)
     assert replace(one, folder=Path("/x")).limits == one.limits
-    assert walls.environment_of(one)["TOKEN"] == "s3cret"
+    assert mounts.environment_of(one)["TOKEN"] == "s3cret"
 
 
 def test_what_commands_see_of_etc_is_made_anew_where_anything_in_it_has_changed(tmp_path: Path) -> None:
@@ -522,23 +522,23 @@ def test_what_commands_see_of_etc_is_made_anew_where_anything_in_it_has_changed(
 
     def stays() -> bool:
         """Whether a second look leaves it as it is: what is no part of it goes when it is made anew."""
-        walls.build_etc(folder, inside)
+        mounts.build_etc(folder, inside)
         made = (folder / "passwd").stat().st_ino, (folder / "passwd").stat().st_mtime_ns
-        walls.build_etc(folder, inside)
+        mounts.build_etc(folder, inside)
         return made == ((folder / "passwd").stat().st_ino, (folder / "passwd").stat().st_mtime_ns)
 
     inside.write_text("pass")
     assert stays()
     left.write_text("of someone else")
-    walls.build_etc(folder, inside)
+    mounts.build_etc(folder, inside)
     assert not left.exists()
     (folder / "passwd").write_text("root::0:0::/:/bin/sh\n")
-    walls.build_etc(folder, inside)
+    mounts.build_etc(folder, inside)
     assert "agent" in (folder / "passwd").read_text()
     inside.write_text("raise SystemExit")
-    walls.build_etc(folder, inside)
+    mounts.build_etc(folder, inside)
     assert (folder / "retinue" / "inside.py").read_text() == "raise SystemExit"
     (folder / "hosts").unlink()  # as where a start was cut off in the middle
-    walls.build_etc(folder, inside)
+    mounts.build_etc(folder, inside)
     assert (folder / "hosts").exists()
     assert stays()

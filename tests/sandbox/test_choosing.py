@@ -11,7 +11,7 @@ from retinue.domain.decision import Verdict
 from retinue.domain.permission import Rights
 from retinue.domain.session import OriginKind
 from retinue.sandbox.base import MIB, Confinement, Limits, Network, Probe, SandboxFailed
-from retinue.sandbox.choosing import Asked, Facts, choose, confinement, tightened
+from retinue.sandbox.sandbox_selection import Asked, Facts, choose, confinement, tightened
 
 HOMES = Path("/house/agents")
 WORKSPACE = HOMES / "ada/workspace"

@@ -6,7 +6,7 @@ import pytest
 
 from retinue.config.sandbox import allowed_host
 from retinue.sandbox.base import Network
-from retinue.sandbox.hosts import Reach, covered
+from retinue.sandbox.network_rules import Reach, covered
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from sandbox.support import PATIENCE_S, PYTHON, run, shell
 
 from retinue.sandbox.base import Confinement, Limits, Network
 from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.sandbox.proxy import Proxy, server_name
+from retinue.sandbox.sandbox_proxy import Proxy, server_name
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 
@@ -282,7 +282,7 @@ async def test_a_tunnel_to_the_web_port_is_tls_for_the_host_that_was_asked_for(m
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     there = server.sockets[0].getsockname()[1]
-    monkeypatch.setattr("retinue.sandbox.proxy.TLS_PORT", there)
+    monkeypatch.setattr("retinue.sandbox.sandbox_proxy.TLS_PORT", there)
     try:
         async with proxy_for(home("nas.lan", there), at_home) as port:
 

@@ -10,7 +10,7 @@ from retinue.config.sandbox import SandboxSettings, SecretRule, variable
 from retinue.config.secret import Secret
 from retinue.domain.errors import RetinueError
 from retinue.sandbox.base import Confinement, Network, SandboxFailed
-from retinue.sandbox.secrets import applicable, with_secrets
+from retinue.sandbox.secret_mounts import applicable, with_secrets
 
 HOUSE = {"GITHUB": "gh-s3cret", "API": "api-s3cret"}
 GH = Path("/usr/bin/gh")

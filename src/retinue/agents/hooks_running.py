@@ -25,7 +25,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.slash_command import BY_WORD, CommandName
 from retinue.domain.storable_text import storable
 from retinue.sandbox.base import Confinement, Limits, Sandbox
-from retinue.sandbox.once import run
+from retinue.sandbox.single_command import run
 from retinue.store.agents import approved_hashes
 from retinue.store.core import events as store_events
 from retinue.store.core.connection import Store

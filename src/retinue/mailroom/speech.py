@@ -20,7 +20,7 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.storable_text import storable
 from retinue.policy import speech
 from retinue.sandbox.base import Confinement, Network, Sandbox
-from retinue.sandbox.once import CommandFailed, run
+from retinue.sandbox.single_command import CommandFailed, run
 from retinue.store.envelopes.attachment_files import Files
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def is_voice(attachment: Attachment) -> bool:
 
 
 class Speech:
-    """`sandbox` is the one for programs of the owner's; see `sandbox/owners`."""
+    """`sandbox` is the one for programs of the owner's; see `sandbox/owner_sandbox`."""
 
     def __init__(
         self,

@@ -77,9 +77,7 @@ class Shelf:
 
     def _wire(self, format_: WireFormat) -> Wire:
         if format_ not in self._wires:
-            from retinue.models.formats.wire_formats import (
-                wire_of,  # with what it needs: only a house that asks a provider loads it
-            )
+            from retinue.models.formats.wire_formats import wire_of
 
             self._wires[format_] = wire_of(format_, self._cache)
         return self._wires[format_]

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec import Struct, field
 
 from retinue.domain.permission import KEYS_IN_HOME
-from retinue.sandbox import seccomp, walls
+from retinue.sandbox import mounts, seccomp
 from retinue.sandbox.base import Confinement, Ended, Limits, Network, Probe, SandboxFailed
 from retinue.sandbox.cgroups import Cgroups, Group
-from retinue.sandbox.child import Process, Spawned, spawn
-from retinue.sandbox.watch import Watch
+from retinue.sandbox.child_process import Process, Spawned, spawn
+from retinue.sandbox.resource_monitor import Watch
 
 if TYPE_CHECKING:
-    from retinue.sandbox.proxy import Proxy
+    from retinue.sandbox.sandbox_proxy import Proxy
 
     MakeProxy = Callable[..., Proxy]
 
@@ -49,7 +49,7 @@ WITHOUT_FILTER = ("--disable-userns",)  # what can be closed another way where c
 
 
 def _proxy(network: Network) -> Proxy:
-    from retinue.sandbox.proxy import Proxy  # only for commands that may reach some of the network
+    from retinue.sandbox.sandbox_proxy import Proxy  # only for commands that may reach some of the network
 
     return Proxy(network)
 
@@ -168,10 +168,10 @@ class Bubblewrap:
 
     def _launch(self, start: _Start, argv: Sequence[str], confinement: Confinement, pty: bool) -> Spawned:
         networked = confinement.network is not None
-        binds = walls.checked_binds(confinement, state=self._state, homes=self._homes, covered=self._covered)
-        walls.check_beginning(confinement.folder, binds)
+        binds = mounts.checked_binds(confinement, state=self._state, homes=self._homes, covered=self._covered)
+        mounts.check_beginning(confinement.folder, binds)
         proxy = f"http://127.0.0.1:{PROXY_PORT}" if networked else ""
-        environment = walls.environment_of(confinement, proxy=proxy)
+        environment = mounts.environment_of(confinement, proxy=proxy)
         start.status, status = os.pipe()
         start.theirs.append(status)
         os.set_blocking(start.status, False)
@@ -180,12 +180,12 @@ class Bubblewrap:
         command = [_SETSID, "--ctty", *argv] if pty else [*argv]
         options = [
             *("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup", "--unshare-net"),
-            *("--uid", str(walls.USER), "--gid", str(walls.GROUP), "--hostname", "sandbox", "--cap-drop", "ALL"),
+            *("--uid", str(mounts.USER), "--gid", str(mounts.GROUP), "--hostname", "sandbox", "--cap-drop", "ALL"),
             *("--die-with-parent", "--clearenv", *([] if pty else ["--new-session"])),
             *("--json-status-fd", str(status), "--block-fd", str(start.theirs[1])),
             *self._system,
-            *walls.scratch_arguments(confinement.limits.disk_bytes, binds),
-            *walls.folder_arguments(binds, self._covered),
+            *mounts.scratch_arguments(confinement.limits.disk_bytes, binds),
+            *mounts.folder_arguments(binds, self._covered),
             *("--remount-ro", "/", "--chdir", str(confinement.folder)),
             *(word for name, value in environment.items() for word in ("--setenv", name, value)),
         ]
@@ -337,12 +337,12 @@ class Bubblewrap:
             return Probe(False, because, _DOCTOR)
 
     def _prepare(self) -> None:
-        walls.build_etc(self._folder / "etc", Path(__file__).with_name("inside.py"))
+        mounts.build_etc(self._folder / "etc", Path(__file__).with_name("inside.py"))
         if self._cgroups is None:
             found = Cgroups.here()
             self._cgroups = found if found.controllers else None
         prefix = Path(sys.base_prefix) if _python() != _SYSTEM_PYTHON else None
-        self._system = walls.system_arguments(self._folder / "etc", python_prefix=prefix)
+        self._system = mounts.system_arguments(self._folder / "etc", python_prefix=prefix)
 
     async def _try_walls(self, outside: Path) -> Probe:
         canary = outside / "canary"

@@ -25,9 +25,9 @@ from msgspec import Struct
 from retinue.config.sandbox import DockerSettings
 from retinue.domain.permission import KEYS_IN_HOME
 from retinue.domain.ports import Clock
-from retinue.sandbox import walls
+from retinue.sandbox import mounts
 from retinue.sandbox.base import Confinement, Limits, Probe, SandboxFailed
-from retinue.sandbox.child import Process, spawn
+from retinue.sandbox.child_process import Process, spawn
 
 LABEL = "retinue.sandbox"
 CREATED, CONFIG, SCOPE = "retinue.created-ms", "retinue.config", "retinue.scope"
@@ -177,11 +177,11 @@ class Containers:
         """Until whatever was ended has ended. For the house before it closes."""
         await asyncio.gather(*self._ending, return_exceptions=True)
 
-    def checked_binds(self, confinement: Confinement) -> list[walls.Bind]:
+    def checked_binds(self, confinement: Confinement) -> list[mounts.Bind]:
         """An engine cannot cover a part of what it shows. So nothing is shown that has something hidden in it."""
         keys = [self.user_home / name for name in KEYS_IN_HOME] if self.user_home is not None else []
         hidden = [*self.state, *(Path(os.path.realpath(key)) for key in keys)]
-        binds = walls.checked_binds(confinement, state=self.state, homes=self.homes, covered=hidden)
+        binds = mounts.checked_binds(confinement, state=self.state, homes=self.homes, covered=hidden)
         for bind in binds:
             self._refuse_around(bind.path, hidden)
         return binds
@@ -189,9 +189,9 @@ class Containers:
     def _refuse_around(self, path: Path, hidden: Sequence[Path]) -> None:
         home = Path(os.path.realpath(self.user_home)) if self.user_home is not None else None
         if home is not None and home.is_relative_to(path):
-            raise walls.refused(str(path), "it is the owner's home, or holds it", "share a folder in it")
+            raise mounts.refused(str(path), "it is the owner's home, or holds it", "share a folder in it")
         if any(own != path and own.is_relative_to(path) and own.exists() for own in hidden):
-            raise walls.refused(
+            raise mounts.refused(
                 str(path),
                 "something in it must stay hidden, and a container shows a folder whole",
                 "share a part of it",
@@ -215,11 +215,11 @@ class Containers:
         source, _, rest = text.partition(":")
         target, _, mode = rest.partition(":")
         if not source.startswith("/") or not target.startswith("/") or mode not in ("", "ro", "rw"):
-            raise walls.refused(text, "a bind is FROM:TO or FROM:TO:ro, both from / on", "see [sandbox.docker] binds")
+            raise mounts.refused(text, "a bind is FROM:TO or FROM:TO:ro, both from / on", "see [sandbox.docker] binds")
         path = Path(source)
         if not path.exists():
-            raise walls.refused(source, "it is not there", "make it first, or take it out of [sandbox.docker] binds")
-        walls.check_path(path, state=self.state, homes=())
+            raise mounts.refused(source, "it is not there", "make it first, or take it out of [sandbox.docker] binds")
+        mounts.check_path(path, state=self.state, homes=())
         self._refuse_around(path, self.state)
         return _mount(path, Path(target), writable=mode != "ro")
 
@@ -236,7 +236,7 @@ class Containers:
             *("--pids-limit", str(limits.processes), "--cpus", f"{settings.cpus:g}"),
             *("--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes)),
             *("--ulimit", f"fsize={limits.file_bytes}", "--ulimit", "core=0", "--ulimit", "nofile=4096:4096"),
-            *("--shm-size", str(min(limits.disk_bytes, walls.SHM_BYTES_MAX)), "--log-driver", "none"),
+            *("--shm-size", str(min(limits.disk_bytes, mounts.SHM_BYTES_MAX)), "--log-driver", "none"),
             *("--restart", "no", "--pull", "never", "--stop-timeout", "1"),
         ]
 
@@ -385,7 +385,7 @@ def client_environment() -> dict[str, str]:
 
 def _variables(confinement: Confinement, mark: str) -> int:
     """The environment, by a descriptor: arguments are read by whoever lists processes."""
-    said = walls.environment_of(confinement)
+    said = mounts.environment_of(confinement)
     if any("\n" in value or "\r" in value for value in said.values()):
         raise SandboxFailed(
             "the command was not begun",
@@ -402,7 +402,7 @@ def _variables(confinement: Confinement, mark: str) -> int:
 
 def _mount(source: Path, target: Path, *, writable: bool) -> str:
     if "," in str(source) or "," in str(target):
-        raise walls.refused(str(source), "an engine cannot be told of a folder with a comma", "name it otherwise")
+        raise mounts.refused(str(source), "an engine cannot be told of a folder with a comma", "name it otherwise")
     return f"type=bind,source={source},target={target}{'' if writable else ',readonly'}"
 
 

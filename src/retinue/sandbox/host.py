@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retinue.sandbox.base import Confinement, Limits, Probe, SandboxFailed
-from retinue.sandbox.child import Process, spawn
-from retinue.sandbox.walls import environment_of
-from retinue.sandbox.watch import Watch, descendants
+from retinue.sandbox.child_process import Process, spawn
+from retinue.sandbox.mounts import environment_of
+from retinue.sandbox.resource_monitor import Watch, descendants
 
 MARK = "RETINUE_COMMAND"
 """A variable that tells whose a process is that has left its group."""

@@ -1,4 +1,4 @@
-"""Which sandbox a command of `exec` gets: what is configured, put to work. The choice itself is `sandbox/choosing`."""
+"""Which sandbox a command of `exec` gets: what is configured, put to work. The choice itself is `sandbox/sandbox_selection`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from retinue.domain.trust import Trust
 from retinue.policy.tools.exec_placement import ExecPolicy, Where
 from retinue.policy.tools.sandbox_settings import sandbox_of
 from retinue.sandbox.base import Confinement, Network, Probe, Sandbox, SandboxFailed
-from retinue.sandbox.choosing import Asked, Choice, Facts, choose
-from retinue.sandbox.secrets import applicable, with_secrets
-from retinue.sandbox.walls import is_guardable
+from retinue.sandbox.mounts import is_guardable
+from retinue.sandbox.sandbox_selection import Asked, Choice, Facts, choose
+from retinue.sandbox.secret_mounts import applicable, with_secrets
 from retinue.store.agents import file_trust
 from retinue.store.core.connection import Store
 from retinue.tools.base import Scene

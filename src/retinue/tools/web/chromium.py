@@ -20,7 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from retinue.sandbox.base import Limits
-from retinue.sandbox.watch import Watch
+from retinue.sandbox.resource_monitor import Watch
 from retinue.tools.base import ToolFailed
 from retinue.tools.web.cdp import Cdp
 from retinue.tools.web.guard import Guard

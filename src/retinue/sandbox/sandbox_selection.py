@@ -18,8 +18,8 @@ from retinue.domain.permission import Rights, is_lent
 from retinue.domain.session import OriginKind
 from retinue.domain.structs import names, replace
 from retinue.sandbox.base import MIB, Confinement, Limits, Network, Probe
-from retinue.sandbox.hosts import covered
-from retinue.sandbox.walls import refused
+from retinue.sandbox.mounts import refused
+from retinue.sandbox.network_rules import covered
 
 NOWHERE = Path("/tmp")  # where a command begins that has nothing of the workspace
 _STRICTEST_FIRST = (WorkspaceAccess.NONE, WorkspaceAccess.READ, WorkspaceAccess.WRITE)

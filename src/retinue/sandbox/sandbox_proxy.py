@@ -20,7 +20,7 @@ from msgspec import Struct
 from retinue.config.sandbox import split_port
 from retinue.policy.access.ip_ranges import is_address, plain_host
 from retinue.sandbox.base import Network
-from retinue.sandbox.hosts import Reach
+from retinue.sandbox.network_rules import Reach
 
 HEAD_BYTES_MAX = 32 * 1024
 HELLO_BYTES_MAX = 16 * 1024 + 5

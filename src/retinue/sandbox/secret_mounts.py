@@ -14,7 +14,7 @@ from msgspec import Struct
 from retinue.config.sandbox import SandboxSettings, SecretRule
 from retinue.domain.structs import replace
 from retinue.sandbox.base import Confinement, SandboxFailed
-from retinue.sandbox.hosts import covered
+from retinue.sandbox.network_rules import covered
 
 
 class Given(Struct, frozen=True):
