@@ -37,9 +37,9 @@ from retinue.config.access import CLOSED, DoorSettings
 from retinue.config.declarations import MAIN
 from retinue.config.validators import PORT_MAX
 from retinue.connectors.base import Connector, by_number
-from retinue.connectors.kinds import BUILT_IN as BUILT_IN_CONNECTORS
-from retinue.connectors.kinds import Kinds
-from retinue.connectors.masked import Masked
+from retinue.connectors.connector_registry import BUILT_IN as BUILT_IN_CONNECTORS
+from retinue.connectors.connector_registry import Kinds
+from retinue.connectors.redacted_connector import Masked
 from retinue.domain import address
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules

@@ -8,8 +8,8 @@ from config.home import Home
 from retinue.config import Effect, examine, reload
 from retinue.config.connectors import ConnectorSettings, Unread, named_secrets, secret_stems
 from retinue.config.settings_form import form_of
+from retinue.connectors.connector_registry import ABSENT, NAMES, Kinds, built_in
 from retinue.connectors.irc.settings import IrcSettings
-from retinue.connectors.kinds import ABSENT, NAMES, Kinds, built_in
 from retinue.connectors.telegram.settings import TelegramSettings
 from retinue.domain.access import DmPolicy
 from retinue.domain.errors import NotFound

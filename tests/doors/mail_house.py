@@ -13,8 +13,8 @@ from pathlib import Path
 from random import Random
 
 from retinue.connectors.base import Accept, Incoming, Parcel, Surroundings
-from retinue.connectors.mail.connector import MailConnector
-from retinue.connectors.mail.settings import MailSettings, Security
+from retinue.connectors.email.connector import MailConnector
+from retinue.connectors.email.settings import MailSettings, Security
 from retinue.domain import address
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import NO_CONTEXT, Envelope, Kind, Receipt, Status

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.connectors import kinds
+from retinue.connectors import connector_registry
 from retinue.testing.fault_kit import matrix
 from retinue.testing.fault_kit.benches import BENCHES, made, without_a_bench
 from retinue.testing.fault_kit.cases import CASES
@@ -39,11 +39,11 @@ def test_no_case_is_left_out_without_a_reason(bench: str) -> None:
 
 
 def test_every_kind_of_connector_has_a_bench() -> None:
-    assert without_a_bench(kinds.NAMES) == []
+    assert without_a_bench(connector_registry.NAMES) == []
 
 
 def test_a_kind_without_a_bench_is_found() -> None:
-    assert without_a_bench([*kinds.NAMES, "pigeon"]) == ["pigeon"]
+    assert without_a_bench([*connector_registry.NAMES, "pigeon"]) == ["pigeon"]
 
 
 def test_a_place_is_not_exempt_from_everything() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from retinue.connectors.base import Accept, Connector, Delivery, DeliveryFailed, Incoming, Parcel, Surroundings
 from retinue.connectors.irc.connector import IrcConnector
-from retinue.connectors.irc.lines import encoded
-from retinue.connectors.irc.presence import LineBroke, Presence
+from retinue.connectors.irc.irc_client import LineBroke, Presence
+from retinue.connectors.irc.irc_message import encoded
 from retinue.domain.envelope import Receipt
 from retinue.domain.errors import StoreError
 from retinue.domain.structs import replace

@@ -13,7 +13,7 @@ from doors.webhook_house import SECRET, FarSide, far_side, signed
 from flows.provider import says
 
 from retinue.connectors.webhook.settings import Proof
-from retinue.connectors.webhook.signing import proved
+from retinue.connectors.webhook.webhook_signature import proved
 from retinue.testing.waiting import wait_until
 
 SETTINGS = """

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.connectors.irc.lines import LINE_BYTES_MAX, encoded, parsed
-from retinue.connectors.irc.names import Casing, Manners, manners_after, speaker_id, whom
-from retinue.connectors.irc.words import addressed, ctcp, plain, sayable, text_bytes_max
+from retinue.connectors.irc.casemapping import Casing, Manners, manners_after, speaker_id, whom
+from retinue.connectors.irc.irc_formatting import addressed, ctcp, plain, sayable, text_bytes_max
+from retinue.connectors.irc.irc_message import LINE_BYTES_MAX, encoded, parsed
 
 OWN = Manners()
 

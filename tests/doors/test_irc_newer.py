@@ -12,8 +12,8 @@ import pytest
 from doors.irc_house import SECRETS, ToldServer, connector_in, listening, until
 
 from retinue.connectors.base import Delivery, DeliveryFailed, FailureKind, LineLost
-from retinue.connectors.irc.arrival import Arrival, Credentials
-from retinue.connectors.irc.lines import Line, parsed
+from retinue.connectors.irc.irc_message import Line, parsed
+from retinue.connectors.irc.registration import Arrival, Credentials
 from retinue.testing.fault_kit.house import Mishap, parcel_to
 from retinue.testing.loop_time import skipping_loop_time
 

@@ -12,7 +12,7 @@ from doors.irc_house import connector_in, listening, until
 
 from retinue.connectors.base import DeliveryFailed, FailureKind, Parcel, Unit
 from retinue.connectors.irc.connector import IrcConnector
-from retinue.connectors.irc.wire import Pace
+from retinue.connectors.irc.irc_transport import Pace
 from retinue.domain.ports import Clock
 from retinue.domain.session_keys import ChatType
 from retinue.testing.fake_clock import FakeClock

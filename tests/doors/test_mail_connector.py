@@ -12,8 +12,8 @@ import pytest
 from doors.mail_house import Ear, MemoryShelf, Wire, connector, listening, mail, parcel
 
 from retinue.connectors.base import DeliveryFailed, FailureKind, LineLost, abilities_of
-from retinue.connectors.mail import KIND
-from retinue.connectors.mail.settings import Security
+from retinue.connectors.email import KIND
+from retinue.connectors.email.settings import Security
 from retinue.domain.attachment import Attachment
 from retinue.domain.errors import Invalid
 from retinue.testing.loop_time import skip_loop_time

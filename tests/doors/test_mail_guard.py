@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from doors.mail_house import mail
 
-from retinue.connectors.mail.guard import Guard, Judgement
-from retinue.connectors.mail.mime import take_apart
+from retinue.connectors.email.mime import take_apart
+from retinue.connectors.email.sender_auth import Guard, Judgement
 from retinue.testing.mail_office import AUTHSERV, HOUSE, MARIA
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)

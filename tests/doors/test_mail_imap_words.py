@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.connectors.mail.imap_words import BadWords, date_of, literal_size, numbers, pairs, response_of
+from retinue.connectors.email.imap_parser import BadWords, date_of, literal_size, numbers, pairs, response_of
 
 
 def test_a_mail_among_other_words_is_found_by_its_length() -> None:

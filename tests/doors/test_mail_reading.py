@@ -11,12 +11,12 @@ from doors.mail_house import mail
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.connectors.mail import mime, reading
-from retinue.connectors.mail.addresses import address_of, mailboxes, shown
-from retinue.connectors.mail.guard import Guard
-from retinue.connectors.mail.html import words_of
-from retinue.connectors.mail.quoting import without_history
-from retinue.connectors.mail.reading import Letter
+from retinue.connectors.email import message_parser, mime
+from retinue.connectors.email.email_addresses import address_of, mailboxes, shown
+from retinue.connectors.email.email_html import words_of
+from retinue.connectors.email.message_parser import Letter
+from retinue.connectors.email.quote_stripping import without_history
+from retinue.connectors.email.sender_auth import Guard
 from retinue.testing.mail_office import AUTHSERV, HOUSE, MARIA
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
@@ -32,7 +32,7 @@ def read(raw: bytes | EmailMessage, *, known: dict[str, str] | None = None) -> L
 def maybe_read(raw: bytes | EmailMessage, *, known: dict[str, str] | None = None) -> Letter | None:
     guard = Guard.of(addresses=OURS, authserv_id=AUTHSERV, mails_per_hour=1000)
     taken = mime.take_apart(bytes(raw))
-    return reading.read(
+    return message_parser.read(
         taken,
         guard.judge(taken, received_at=NOW),
         received_at=NOW,
@@ -283,7 +283,7 @@ def test_a_great_many_parts_end_at_a_bound() -> None:
     taken = mime.take_apart(b"Content-Type: multipart/mixed; boundary=b\n\n" + body)
 
     assert len(taken.parts) < mime.PARTS_MAX and taken.left_out == 1
-    assert len(read(raw(body, "Content-Type: multipart/mixed; boundary=b")).incoming.files) <= reading.FILES_MAX
+    assert len(read(raw(body, "Content-Type: multipart/mixed; boundary=b")).incoming.files) <= message_parser.FILES_MAX
 
 
 def test_a_great_many_headers_end_at_a_bound() -> None:
@@ -304,7 +304,7 @@ def test_one_boundary_may_begin_with_another() -> None:
 def test_the_words_are_bounded() -> None:
     text = said(raw(b"word " * 1_000_000))
 
-    assert len(text.encode()) <= reading.WORDS_BYTES_MAX
+    assert len(text.encode()) <= message_parser.WORDS_BYTES_MAX
     assert "[cut:" in text
 
 

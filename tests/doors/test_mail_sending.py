@@ -11,12 +11,12 @@ import pytest
 from doors.mail_house import Wire, connector, parcel
 
 from retinue.connectors.base import DeliveryFailed, FailureKind
-from retinue.connectors.mail import line as lines
-from retinue.connectors.mail import smtp
-from retinue.connectors.mail.line import Credentials, LineBroke
-from retinue.connectors.mail.settings import Login, Security
-from retinue.connectors.mail.smtp import InDoubt
-from retinue.connectors.mail.writing import Sender, message_id_of
+from retinue.connectors.email import email_transport as lines
+from retinue.connectors.email import smtp
+from retinue.connectors.email.email_transport import Credentials, LineBroke
+from retinue.connectors.email.message_builder import Sender, message_id_of
+from retinue.connectors.email.settings import Login, Security
+from retinue.connectors.email.smtp import InDoubt
 from retinue.domain.attachment import Attachment
 from retinue.testing.loop_time import skipping_loop_time
 from retinue.testing.mail_office import MARIA, Office, running_office

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.connectors.mail.threads import IDS_MAX, THREADS_MAX, Threads
+from retinue.connectors.email.email_threads import IDS_MAX, THREADS_MAX, Threads
 from retinue.mailroom.shelf import StoreShelf
 from retinue.testing.household import Household
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retinue.connectors.mail.guard import program_because
-from retinue.connectors.mail.mime import take_apart
-from retinue.connectors.mail.writing import NEW_THREAD, Sender, Thread, message_id_of, room_of, write
+from retinue.connectors.email.message_builder import NEW_THREAD, Sender, Thread, message_id_of, room_of, write
+from retinue.connectors.email.mime import take_apart
+from retinue.connectors.email.sender_auth import program_because
 from retinue.domain.attachment import Attachment
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)

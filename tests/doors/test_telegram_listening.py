@@ -13,8 +13,8 @@ from doors.telegram_house import LIMIT_S, MOMENT, House, Words, bot, listening, 
 
 from retinue.connectors.base import Heard, Incoming, LineLost
 from retinue.connectors.telegram.connector import TelegramConnector
-from retinue.connectors.telegram.failures import CONFLICT_JITTER, CONFLICT_S_MAX
-from retinue.connectors.telegram.offset import DAMAGED_KEY, GOOD_FOR, KEY, Offset, parse
+from retinue.connectors.telegram.errors import CONFLICT_JITTER, CONFLICT_S_MAX
+from retinue.connectors.telegram.poll_offset import DAMAGED_KEY, GOOD_FOR, KEY, Offset, parse
 from retinue.domain.envelope import Receipt
 from retinue.domain.errors import StoreError
 from retinue.real import RealClock

@@ -21,7 +21,7 @@ from retinue.connectors.base import (
     Types,
     abilities_of,
 )
-from retinue.connectors.telegram.api import UPLOAD_BYTES_MAX, NoAnswer
+from retinue.connectors.telegram.bot_api import UPLOAD_BYTES_MAX, NoAnswer
 from retinue.connectors.telegram.connector import TelegramConnector
 from retinue.domain.attachment import Attachment
 from retinue.testing.loop_time import skipping_loop_time

@@ -13,10 +13,10 @@ from doors.test_irc_tls import certified
 from doors.webhook_house import SECRET, FarSide, far_side, hook_house, webhook
 
 from retinue.connectors.base import DeliveryFailed, FailureKind, Parcel, whole
-from retinue.connectors.webhook import way_out
+from retinue.connectors.webhook import webhook_request
 from retinue.connectors.webhook.connector import WebhookConnector
 from retinue.connectors.webhook.settings import Proof, WebhookSettings
-from retinue.connectors.webhook.signing import proved
+from retinue.connectors.webhook.webhook_signature import proved
 from retinue.domain import address
 from retinue.domain.envelope import NO_CONTEXT, Envelope, Kind, Status
 from retinue.domain.ids import EnvelopeId
@@ -160,13 +160,13 @@ async def test_a_name_that_means_this_machine_is_refused_for_its_address() -> No
         return ["93.184.216.34", "127.0.0.1"]
 
     with pytest.raises(DeliveryFailed) as failed:
-        await way_out.judged("https://example.com/in", private=(), resolve=rebound)
+        await webhook_request.judged("https://example.com/in", private=(), resolve=rebound)
     assert failed.value.permanent
 
 
 async def test_a_clouds_own_keys_are_not_to_be_had_even_where_the_settings_name_them() -> None:
     with pytest.raises(DeliveryFailed):
-        await way_out.judged("http://169.254.169.254/", private=("169.254.169.254",))
+        await webhook_request.judged("http://169.254.169.254/", private=("169.254.169.254",))
 
 
 @pytest.mark.parametrize("settings", [WebhookSettings(), WebhookSettings(url="https://example.com/in")])

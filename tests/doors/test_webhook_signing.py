@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from retinue.connectors.webhook import templates
+from retinue.connectors.webhook import webhook_templates
 from retinue.connectors.webhook.settings import Proof
-from retinue.connectors.webhook.signing import Unproved, proved, sign
+from retinue.connectors.webhook.webhook_signature import Unproved, proved, sign
 from retinue.domain.envelope import TEXT_BYTES_MAX
 from retinue.domain.errors import Invalid
 
@@ -101,7 +101,7 @@ def test_another_token_is_not_proved(said: str) -> None:
 def test_a_template_makes_nothing_huge_and_reaches_nothing_else(text: str) -> None:
     payload: dict[str, Any] = {"many": 10**9, "name": "maria", "words": ["a", "b"]}
     try:
-        made = templates.render(text, {"payload": payload})
+        made = webhook_templates.render(text, {"payload": payload})
     except Invalid as error:
         assert error.code == "webhook.template-broken"
     else:
@@ -110,21 +110,21 @@ def test_a_template_makes_nothing_huge_and_reaches_nothing_else(text: str) -> No
 
 @pytest.mark.parametrize("text", ["{{ payload | center(9) }}", "{{ range(9) }", "{% for %}", "{{ x | unheard }}"])
 def test_a_template_that_cannot_be_used_is_found_out_before_it_is(text: str) -> None:
-    assert templates.check(text)
+    assert webhook_templates.check(text)
 
 
 def test_what_is_filled_in_is_bounded_in_length_and_number() -> None:
-    payload = templates.bounded({"words": ["x" * 1_000] * 100_000, "deep": _deep(100)})
-    assert len(payload["words"]) == templates.ITEMS_MAX
-    made = templates.render("{% for w in payload.words %}{{ w }}{% endfor %}", {"payload": payload})
+    payload = webhook_templates.bounded({"words": ["x" * 1_000] * 100_000, "deep": _deep(100)})
+    assert len(payload["words"]) == webhook_templates.ITEMS_MAX
+    made = webhook_templates.render("{% for w in payload.words %}{{ w }}{% endfor %}", {"payload": payload})
     assert len(made) <= TEXT_BYTES_MAX + 1_000
 
 
 def test_a_missing_value_is_empty_and_one_that_is_there_is_found_by_its_path() -> None:
     values = {"payload": {"a": [{"b": True}, {"b": 7}]}}
-    assert templates.render("[{{ payload.no.such.thing }}]", values) == "[]"
-    assert [templates.at(values, f"payload.a.{n}.b") for n in (0, 1, 2)] == ["true", "7", ""]
-    assert templates.at(values, "payload.a") == ""
+    assert webhook_templates.render("[{{ payload.no.such.thing }}]", values) == "[]"
+    assert [webhook_templates.at(values, f"payload.a.{n}.b") for n in (0, 1, 2)] == ["true", "7", ""]
+    assert webhook_templates.at(values, "payload.a") == ""
 
 
 def _deep(levels: int) -> Any:

@@ -28,7 +28,7 @@ from retinue.connectors.base import Connector, Surroundings
 from retinue.connectors.webhook import KIND
 from retinue.connectors.webhook.connector import WebhookConnector
 from retinue.connectors.webhook.settings import WebhookSettings
-from retinue.connectors.webhook.signing import sign
+from retinue.connectors.webhook.webhook_signature import sign
 from retinue.daemon import default_parts, open_house
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid

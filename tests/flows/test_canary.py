@@ -29,7 +29,7 @@ from tools.web_stand_ins import Reply, site
 
 from retinue import daemon
 from retinue.config import load
-from retinue.connectors.masked import Masked
+from retinue.connectors.redacted_connector import Masked
 from retinue.daemon import House, default_parts, open_house
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, RetinueError

@@ -10,7 +10,7 @@ import pytest
 from outages import CrashAt, time_passing, until
 
 from retinue.connectors.base import Abilities
-from retinue.connectors.masked import Masked
+from retinue.connectors.redacted_connector import Masked
 from retinue.domain import address
 from retinue.domain.envelope import Context, Draft, Outcome, Receipt
 from retinue.domain.event import Delta, DeltaKind

@@ -11,7 +11,7 @@ import pytest
 from outages import CrashAt, time_passing, until
 
 from retinue.connectors.base import Abilities, FailureKind
-from retinue.connectors.masked import Masked
+from retinue.connectors.redacted_connector import Masked
 from retinue.domain.envelope import Context, Outcome, Receipt
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.reply_delivery import HumanDelay, Quoting, Words

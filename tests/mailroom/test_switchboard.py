@@ -27,9 +27,9 @@ from retinue.connectors.base import (
     Surroundings,
     attempts_of,
 )
+from retinue.connectors.connector_registry import Kinds
+from retinue.connectors.email.connector import MailConnector
 from retinue.connectors.irc.connector import IrcConnector
-from retinue.connectors.kinds import Kinds
-from retinue.connectors.mail.connector import MailConnector
 from retinue.connectors.telegram.connector import TelegramConnector
 from retinue.domain.envelope import Outcome, Receipt
 from retinue.domain.errors import Invalid, StoreError

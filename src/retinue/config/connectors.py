@@ -26,7 +26,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 BUILT_IN: Mapping[str, str] = {
     "telegram": "retinue.connectors.telegram",
-    "email": "retinue.connectors.mail",
+    "email": "retinue.connectors.email",
     "irc": "retinue.connectors.irc",
     "webhook": "retinue.connectors.webhook",
 }

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from retinue.config.sessions import SessionSettings, plain
 from retinue.connectors.base import Connector, DeliveryFailed, FailureKind, Parcel, abilities_of, attempts_of, whole
-from retinue.connectors.masked import Masked
+from retinue.connectors.redacted_connector import Masked
 from retinue.domain.envelope import Envelope
 from retinue.domain.errors import StoreError
 from retinue.domain.ids import EnvelopeId

@@ -14,9 +14,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.connectors.base import Connector
-from retinue.connectors.webhook import asking, signing
-from retinue.connectors.webhook.asking import Wish
+from retinue.connectors.webhook import inbound_request, webhook_signature
 from retinue.connectors.webhook.connector import WebhookConnector
+from retinue.connectors.webhook.inbound_request import Wish
 from retinue.connectors.webhook.settings import HookKind, WakeMode
 from retinue.domain import address, session_keys
 from retinue.domain.address import Address, AddressKind
@@ -89,17 +89,17 @@ class Requests:
         """The key of a request. Raises `Unsigned` for one that is not from whoever shares the secret."""
         try:
             secret = connector.secret()
-            return signing.proved(
+            return webhook_signature.proved(
                 connector.settings.proof, secret, came.headers, came.body, now_s=self._clock.now().timestamp()
             )
-        except signing.Unproved as error:
+        except webhook_signature.Unproved as error:
             raise _unproved(str(error)) from None
         except Invalid:
             raise _unproved("this connector has no secret, so nothing can be proved to it") from None
 
     async def take(self, connector: WebhookConnector, key: str, came: Came) -> Taken:
         """Keep what a request asks for that was proved."""
-        wish = asking.read(connector.settings, came.path, came.headers, came.body)
+        wish = inbound_request.read(connector.settings, came.path, came.headers, came.body)
         if wish is None:
             return Taken(None, None)
         id_ = EnvelopeId(self._ids.new())

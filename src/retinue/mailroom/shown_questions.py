@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.connectors.base import Abilities, Connector, abilities_of, edits_of
-from retinue.connectors.masked import Masked
+from retinue.connectors.redacted_connector import Masked
 from retinue.domain.approval import Approval
 from retinue.domain.envelope import Envelope
 from retinue.domain.errors import RetinueError

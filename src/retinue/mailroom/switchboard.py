@@ -33,8 +33,8 @@ from retinue.connectors.base import (
     Parcel,
     Surroundings,
 )
-from retinue.connectors.kinds import Kinds
-from retinue.connectors.making import make, secrets_of, settled
+from retinue.connectors.connector_factory import make, secrets_of, settled
+from retinue.connectors.connector_registry import Kinds
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Receipt
 from retinue.domain.errors import NotFound, RetinueError, StoreError

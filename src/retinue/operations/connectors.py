@@ -19,8 +19,8 @@ from retinue.config.errors import BadConfig, Faults
 from retinue.config.settings_form import plain
 from retinue.config.table_parser import hints_of
 from retinue.connectors.base import ConnectorKind, Finding
-from retinue.connectors.kinds import ABSENT
-from retinue.connectors.making import settled
+from retinue.connectors.connector_factory import settled
+from retinue.connectors.connector_registry import ABSENT
 from retinue.domain.access import DmPolicy
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel

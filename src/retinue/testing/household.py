@@ -21,7 +21,7 @@ from retinue.config.connectors import ConnectorSettings
 from retinue.config.speech import SpeechSettings
 from retinue.config.tools import ApprovalSettings, OutsideLists, ToolSettings
 from retinue.connectors.base import Connector, ConnectorKind, by_number
-from retinue.connectors.kinds import Kinds
+from retinue.connectors.connector_registry import Kinds
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.agent_message import Heard, Word

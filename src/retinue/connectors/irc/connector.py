@@ -22,13 +22,13 @@ from retinue.connectors.base import (
     Surroundings,
     Unit,
 )
-from retinue.connectors.irc.arrival import Arrival, Credentials
-from retinue.connectors.irc.lines import encoded
-from retinue.connectors.irc.names import Manners, Whom, whom
-from retinue.connectors.irc.presence import Inquiry, LineBroke, Presence
+from retinue.connectors.irc.casemapping import Manners, Whom, whom
+from retinue.connectors.irc.irc_client import Inquiry, LineBroke, Presence
+from retinue.connectors.irc.irc_formatting import sayable, text_bytes_max
+from retinue.connectors.irc.irc_message import encoded
+from retinue.connectors.irc.irc_transport import Pace, is_here, opened, within
+from retinue.connectors.irc.registration import Arrival, Credentials
 from retinue.connectors.irc.settings import IrcSettings
-from retinue.connectors.irc.wire import Pace, is_here, opened, within
-from retinue.connectors.irc.words import sayable, text_bytes_max
 from retinue.domain.errors import RetinueError
 
 log = logging.getLogger(__name__)

@@ -23,9 +23,10 @@ from retinue.connectors.base import (
     Surroundings,
     Unit,
 )
-from retinue.connectors.telegram import menu, sending, updates
-from retinue.connectors.telegram import offset as offsets
-from retinue.connectors.telegram.api import (
+from retinue.connectors.telegram import command_menu, outbound_call, updates
+from retinue.connectors.telegram import poll_offset as offsets
+from retinue.connectors.telegram.api_types import SentMessage, User, WebhookInfo
+from retinue.connectors.telegram.bot_api import (
     DOWNLOAD_BYTES_MAX,
     MIB,
     UPLOAD_BYTES_MAX,
@@ -34,12 +35,11 @@ from retinue.connectors.telegram.api import (
     NotReached,
     Refused,
 )
-from retinue.connectors.telegram.failures import line_lost, not_sent, token_rejected, undelivered
-from retinue.connectors.telegram.listening import Listening, News, news
-from retinue.connectors.telegram.offset import Offset
-from retinue.connectors.telegram.sending import ALBUM_MAX, Manner, Request
+from retinue.connectors.telegram.errors import line_lost, not_sent, token_rejected, undelivered
+from retinue.connectors.telegram.long_polling import Listening, News, news
+from retinue.connectors.telegram.outbound_call import ALBUM_MAX, Manner, Request
+from retinue.connectors.telegram.poll_offset import Offset
 from retinue.connectors.telegram.settings import TelegramSettings
-from retinue.connectors.telegram.wire import SentMessage, User, WebhookInfo
 from retinue.domain.attachment import Attachment
 from retinue.domain.errors import Invalid, RetinueError
 
@@ -112,7 +112,7 @@ class TelegramConnector:
         me = await api.call("getMe", {}, result=User)
         if self._settings.clear_webhook:
             await api.call("deleteWebhook", {}, result=bool)
-        await menu.offer(self._unless_refused, self._house.shelf, me.id, wanted=self._settings.command_menu)
+        await command_menu.offer(self._unless_refused, self._house.shelf, me.id, wanted=self._settings.command_menu)
         offset = await self._stored_offset(me)
 
         async def ask(start: int | None, wait_s: int) -> News:
@@ -190,13 +190,13 @@ class TelegramConnector:
             )
         return Delivery(
             await self._sent(
-                parcel.room, parcel.quote, lambda manner: sending.request_for(parcel, manner, self._house.path_of)
+                parcel.room, parcel.quote, lambda manner: outbound_call.request_for(parcel, manner, self._house.path_of)
             )
         )
 
     async def preview(self, room: str, text: str, *, shown: str = "", quote: str = "") -> str:
         try:
-            return await self._sent(room, quote, lambda manner: sending.preview_for(text, shown, manner))
+            return await self._sent(room, quote, lambda manner: outbound_call.preview_for(text, shown, manner))
         except DeliveryFailed as failed:
             if shown and "message is not modified" in failed.because:
                 return shown
@@ -220,7 +220,7 @@ class TelegramConnector:
         await self._tried("sendChatAction", room, {"action": "typing"})
 
     async def answer_press(self, press_id: str, text: str) -> None:
-        arguments = {"callback_query_id": press_id, "text": sending.storable(text)[:PRESS_ANSWER_LENGTH_MAX]}
+        arguments = {"callback_query_id": press_id, "text": outbound_call.storable(text)[:PRESS_ANSWER_LENGTH_MAX]}
         await self._unless_refused("answerCallbackQuery", arguments)
 
     async def _sent(self, room: str, quote: str, request_in: Callable[[Manner], Request]) -> str:
@@ -239,7 +239,7 @@ class TelegramConnector:
             except NotReached as error:
                 raise not_sent(error) from None
             except Refused as refused:
-                other = sending.plainer(refused, manner)
+                other = outbound_call.plainer(refused, manner)
                 if other is None:
                     raise undelivered(refused) from None
                 if other.chat != manner.chat:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from retinue.connectors.base import Heard, Incoming, OfferedFile, Quoted, Speaker
-from retinue.connectors.telegram.wire import (
+from retinue.connectors.telegram.api_types import (
     CallbackQuery,
     Chat,
     Entity,

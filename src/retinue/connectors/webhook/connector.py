@@ -23,7 +23,7 @@ from retinue.connectors.base import (
     Surroundings,
     Unit,
 )
-from retinue.connectors.webhook import signing, templates, way_out
+from retinue.connectors.webhook import webhook_request, webhook_signature, webhook_templates
 from retinue.connectors.webhook.settings import WebhookSettings
 from retinue.domain.envelope import TEXT_BYTES_MAX
 from retinue.domain.errors import Invalid
@@ -61,7 +61,7 @@ class WebhookConnector:
     def __init__(self, settings: WebhookSettings, surroundings: Surroundings) -> None:
         for name, mapping in settings.mappings.items():
             for key, text in (("text", mapping.text), ("name", mapping.name), ("session", mapping.session)):
-                if wrong := templates.check(text):
+                if wrong := webhook_templates.check(text):
                     raise _broken(surroundings.instance, name, key, wrong)
             if not mapping.text.strip():
                 raise _broken(surroundings.instance, name, "text", "it is empty, and an agent is told words")
@@ -92,17 +92,17 @@ class WebhookConnector:
             secret = self.secret()
         except Invalid as error:
             raise _not_sent(f"{error.sentence}: {error.because}") from None
-        target = await way_out.judged(url, private=self.settings.private_hosts)
+        target = await webhook_request.judged(url, private=self.settings.private_hosts)
         body = _encode(_sent(parcel))
         at = str(int(self._clock.now().timestamp()))
         headers = {
             "User-Agent": USER_AGENT,
             "Content-Type": "application/json",
-            signing.ID: parcel.key,
-            signing.TIMESTAMP: at,
-            signing.SIGNATURE: signing.sign(secret, id_=parcel.key, at=at, body=body),
+            webhook_signature.ID: parcel.key,
+            webhook_signature.TIMESTAMP: at,
+            webhook_signature.SIGNATURE: webhook_signature.sign(secret, id_=parcel.key, at=at, body=body),
         }
-        status = await way_out.post(target, body, headers=headers, timeout_s=self.settings.timeout_s)
+        status = await webhook_request.post(target, body, headers=headers, timeout_s=self.settings.timeout_s)
         return Delivery(f"HTTP {status}")
 
     async def check(self) -> Finding:
@@ -111,7 +111,7 @@ class WebhookConnector:
         try:
             self.secret()
             if self.settings.url is not None:
-                await way_out.judged(self.settings.url, private=self.settings.private_hosts)
+                await webhook_request.judged(self.settings.url, private=self.settings.private_hosts)
         except (Invalid, DeliveryFailed) as error:
             return Finding(
                 ok=False, account=account, sentence=error.sentence, because=error.because, try_this=error.try_this

@@ -11,9 +11,9 @@ from email.utils import format_datetime
 from pathlib import Path
 
 from retinue.connectors.base import Connector, Surroundings
-from retinue.connectors.mail import KIND
-from retinue.connectors.mail.addresses import digest
-from retinue.connectors.mail.settings import MailSettings, Security
+from retinue.connectors.email import KIND
+from retinue.connectors.email.email_addresses import digest
+from retinue.connectors.email.settings import MailSettings, Security
 from retinue.real import RealClock
 from retinue.testing.fault_kit.bench import At, PlainBench, Trouble
 from retinue.testing.fault_kit.stage import SHELF

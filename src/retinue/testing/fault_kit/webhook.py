@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from retinue.connectors.base import Connector, Surroundings
 from retinue.connectors.webhook import KIND, WebhookSettings
 from retinue.connectors.webhook.settings import Proof
-from retinue.connectors.webhook.signing import Unproved, proved
+from retinue.connectors.webhook.webhook_signature import Unproved, proved
 from retinue.testing.fault_kit.bench import At, PlainBench, Trouble
 from retinue.testing.fault_kit.house import HastyClock
 from retinue.testing.ports import HOST, free_port

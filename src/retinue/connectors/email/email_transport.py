@@ -9,7 +9,7 @@ import ssl
 from msgspec import Struct
 
 from retinue.config import validators
-from retinue.connectors.mail.settings import Login, Security
+from retinue.connectors.email.settings import Login, Security
 from retinue.domain.errors import Invalid
 
 CONNECT_S_MAX = 30.0

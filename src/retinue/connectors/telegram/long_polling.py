@@ -15,8 +15,8 @@ from msgspec import Raw, Struct
 
 from retinue.connectors.base import Accept, Incoming, LineLost
 from retinue.connectors.telegram import updates
-from retinue.connectors.telegram.api import Api, NoAnswer
-from retinue.connectors.telegram.wire import ALLOWED_UPDATES, Update, UpdateId, User
+from retinue.connectors.telegram.api_types import ALLOWED_UPDATES, Update, UpdateId, User
+from retinue.connectors.telegram.bot_api import Api, NoAnswer
 from retinue.domain.ports import Clock
 
 UPDATES_AT_ONCE = 100

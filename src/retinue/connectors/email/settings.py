@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from retinue.config import validators
 from retinue.config.setting_metadata import setting
-from retinue.connectors.mail.addresses import address_of
+from retinue.connectors.email.email_addresses import address_of
 
 IMAP_PORT = 993
 SMTP_PORT = 465

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from retinue.connectors.base import Incoming
-from retinue.connectors.irc.arrival import ECHO, LABELS, Arrival, lost
-from retinue.connectors.irc.hearing import heard
-from retinue.connectors.irc.lines import Line, encoded
-from retinue.connectors.irc.proof import REFUSALS, Proof
-from retinue.connectors.irc.wire import Wire
+from retinue.connectors.irc.delivery_ack import REFUSALS, Proof
+from retinue.connectors.irc.irc_inbound import heard
+from retinue.connectors.irc.irc_message import Line, encoded
+from retinue.connectors.irc.irc_transport import Wire
+from retinue.connectors.irc.registration import ECHO, LABELS, Arrival, lost
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

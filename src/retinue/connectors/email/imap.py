@@ -10,9 +10,17 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from retinue.connectors.mail.imap_words import BadWords, Response, date_of, literal_size, numbers, pairs, response_of
-from retinue.connectors.mail.line import Credentials, Line, LineBroke, Place, shown
-from retinue.connectors.mail.settings import Login, Security
+from retinue.connectors.email.email_transport import Credentials, Line, LineBroke, Place, shown
+from retinue.connectors.email.imap_parser import (
+    BadWords,
+    Response,
+    date_of,
+    literal_size,
+    numbers,
+    pairs,
+    response_of,
+)
+from retinue.connectors.email.settings import Login, Security
 from retinue.domain.ports import Clock
 
 LITERAL_BYTES_MAX = 128 * 1024 * 1024  # more is no mail that we asked for

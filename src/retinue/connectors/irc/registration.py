@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass, field
 
 from retinue.connectors.base import LineLost
-from retinue.connectors.irc.lines import Line, encoded, pairs
-from retinue.connectors.irc.names import Manners, manners_after
-from retinue.connectors.irc.words import plain
+from retinue.connectors.irc.casemapping import Manners, manners_after
+from retinue.connectors.irc.irc_formatting import plain
+from retinue.connectors.irc.irc_message import Line, encoded, pairs
 
 NICKS_TRIED_MAX = 5
 SASL_CHUNK_BYTES = 400

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from retinue.connectors.irc.lines import END, LINE_BYTES_MAX
-from retinue.connectors.irc.names import Manners
+from retinue.connectors.irc.casemapping import Manners
+from retinue.connectors.irc.irc_message import END, LINE_BYTES_MAX
 
 CTCP = "\x01"
 ACTION = "ACTION"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from retinue.connectors.base import Incoming, Speaker
-from retinue.connectors.irc.arrival import ACCOUNT_TAG, TAGS, TIME
-from retinue.connectors.irc.lines import Line
-from retinue.connectors.irc.names import Manners, speaker_id
-from retinue.connectors.irc.words import ACTION, addressed, ctcp, plain
+from retinue.connectors.irc.casemapping import Manners, speaker_id
+from retinue.connectors.irc.irc_formatting import ACTION, addressed, ctcp, plain
+from retinue.connectors.irc.irc_message import Line
+from retinue.connectors.irc.registration import ACCOUNT_TAG, TAGS, TIME
 from retinue.domain.envelope import Context
 from retinue.domain.session_keys import ChatType
 

@@ -14,8 +14,8 @@ from email.utils import format_datetime
 
 from msgspec import Struct
 
-from retinue.connectors.mail.addresses import address_of, digest, is_message_id
-from retinue.connectors.mail.guard import OWN_ID, UNPROVED
+from retinue.connectors.email.email_addresses import address_of, digest, is_message_id
+from retinue.connectors.email.sender_auth import OWN_ID, UNPROVED
 from retinue.domain.attachment import Attachment, safe_name
 
 SUBJECT_LENGTH_MAX = 200

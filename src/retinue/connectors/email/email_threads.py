@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from retinue.connectors.base import Shelf
-from retinue.connectors.mail.addresses import digest
-from retinue.connectors.mail.writing import NEW_THREAD, Thread
+from retinue.connectors.email.email_addresses import digest
+from retinue.connectors.email.message_builder import NEW_THREAD, Thread
 
 THREADS_MAX = 50  # with one correspondent; the one that was quiet longest is forgotten first
 IDS_MAX = 20  # of one thread

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from retinue.connectors.base import DeliveryFailed, FailureKind, LineLost
-from retinue.connectors.telegram.api import RETRY_AFTER_S_MAX, NoAnswer, NotReached, Refused
+from retinue.connectors.telegram.bot_api import RETRY_AFTER_S_MAX, NoAnswer, NotReached, Refused
 
 CONFLICT_S_FIRST = 2.0
 CONFLICT_GROWTH = 1.8

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from retinue.connectors.base import LineLost
-from retinue.connectors.irc.lines import LONGEST_BYTES, Line, parsed
+from retinue.connectors.irc.irc_message import LONGEST_BYTES, Line, parsed
 from retinue.domain.ports import Clock
 
 T = TypeVar("T")

@@ -7,11 +7,11 @@ their own, and an answer goes to the address that stands in the room's name, and
 from __future__ import annotations
 
 from retinue.connectors.base import Connector, ConnectorKind, Question, Surroundings
-from retinue.connectors.mail.settings import MailSettings
+from retinue.connectors.email.settings import MailSettings
 
 
 def _make(settings: MailSettings, surroundings: Surroundings) -> Connector:
-    from retinue.connectors.mail.connector import MailConnector
+    from retinue.connectors.email.connector import MailConnector
 
     return MailConnector.of(settings, surroundings)
 

@@ -14,7 +14,7 @@ from email.message import Message
 
 from msgspec import Struct, field
 
-from retinue.connectors.mail.addresses import decoded, text_of
+from retinue.connectors.email.email_addresses import decoded, text_of
 
 HEADER_BYTES_MAX = 128 * 1024  # of one message or part: long chains of signatures have some ten thousand
 HEADERS_MAX = 500

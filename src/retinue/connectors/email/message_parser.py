@@ -9,11 +9,11 @@ from datetime import datetime
 from msgspec import Struct
 
 from retinue.connectors.base import Incoming, OfferedFile, Quoted, Speaker
-from retinue.connectors.mail.addresses import digest, message_ids, shown
-from retinue.connectors.mail.guard import Judgement, is_own_id
-from retinue.connectors.mail.html import words_of
-from retinue.connectors.mail.mime import Mail, Part
-from retinue.connectors.mail.quoting import is_forward, without_history
+from retinue.connectors.email.email_addresses import digest, message_ids, shown
+from retinue.connectors.email.email_html import words_of
+from retinue.connectors.email.mime import Mail, Part
+from retinue.connectors.email.quote_stripping import is_forward, without_history
+from retinue.connectors.email.sender_auth import Judgement, is_own_id
 from retinue.domain.attachment import safe_name
 from retinue.domain.envelope import Context
 from retinue.domain.session_keys import ChatType

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from retinue.connectors.webhook import templates
+from retinue.connectors.webhook import webhook_templates
 from retinue.connectors.webhook.settings import RUN_SECONDS_MAX, HookKind, HookMapping, WakeMode, WebhookSettings
-from retinue.connectors.webhook.signing import SECRET_HEADERS
+from retinue.connectors.webhook.webhook_signature import SECRET_HEADERS
 from retinue.domain.envelope import TEXT_BYTES_MAX
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.slash_command import EFFORT_WORDS
@@ -96,16 +96,16 @@ def _mapped(
     settings: WebhookSettings, mapped: list[tuple[str, HookMapping]], headers: Mapping[str, str], body: bytes
 ) -> Wish | None:
     shown = {name: value for name, value in headers.items() if name not in SECRET_HEADERS}
-    values: dict[str, Any] = {"payload": templates.bounded(_payload(body)), "headers": shown}
+    values: dict[str, Any] = {"payload": webhook_templates.bounded(_payload(body)), "headers": shown}
     for name, mapping in mapped:
-        if not all(fits(glob, templates.at(values, place)) for place, glob in mapping.match.items()):
+        if not all(fits(glob, webhook_templates.at(values, place)) for place, glob in mapping.match.items()):
             continue
         wish = Wish(
             kind=mapping.kind,
-            text=clipped_bytes(templates.render(mapping.text, values), TEXT_BYTES_MAX // 2),
-            name=templates.render(mapping.name, values)[:NAME_CHARS_MAX] or name,
+            text=clipped_bytes(webhook_templates.render(mapping.text, values), TEXT_BYTES_MAX // 2),
+            name=webhook_templates.render(mapping.name, values)[:NAME_CHARS_MAX] or name,
             agent=mapping.agent or "",
-            session=_session(templates.render(mapping.session, values)),
+            session=_session(webhook_templates.render(mapping.session, values)),
             deliver=mapping.deliver,
             mode=mapping.mode,
             model=mapping.model,

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Raw, Struct
 
-from retinue.connectors.telegram.wire import Parameters, TelegramFile
+from retinue.connectors.telegram.api_types import Parameters, TelegramFile
 from retinue.domain.errors import RetinueError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retinue.connectors.base import Button, Parcel
-from retinue.connectors.telegram.api import MIB, Refused, Upload
-from retinue.connectors.telegram.html import escaped, to_html
+from retinue.connectors.telegram.bot_api import MIB, Refused, Upload
+from retinue.connectors.telegram.telegram_html import escaped, to_html
 from retinue.domain.attachment import Attachment, safe_name
 
 PHOTO_BYTES_MAX = 10 * MIB

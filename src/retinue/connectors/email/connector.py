@@ -25,16 +25,16 @@ from retinue.connectors.base import (
     Parcel,
     Surroundings,
 )
-from retinue.connectors.mail.addresses import digest
-from retinue.connectors.mail.guard import Guard, Judgement
-from retinue.connectors.mail.imap import Imap, ImapRefused, Selected
-from retinue.connectors.mail.line import Credentials, LineBroke, Place
-from retinue.connectors.mail.mime import Mail, headers_only, take_apart
-from retinue.connectors.mail.reading import Letter, read
-from retinue.connectors.mail.settings import MailSettings, Security
-from retinue.connectors.mail.smtp import Smtp, SmtpRefused, TooLargeForServer, failure_of
-from retinue.connectors.mail.threads import Threads
-from retinue.connectors.mail.writing import Sender, message_id_of, room_of, subject_of, write
+from retinue.connectors.email.email_addresses import digest
+from retinue.connectors.email.email_threads import Threads
+from retinue.connectors.email.email_transport import Credentials, LineBroke, Place
+from retinue.connectors.email.imap import Imap, ImapRefused, Selected
+from retinue.connectors.email.message_builder import Sender, message_id_of, room_of, subject_of, write
+from retinue.connectors.email.message_parser import Letter, read
+from retinue.connectors.email.mime import Mail, headers_only, take_apart
+from retinue.connectors.email.sender_auth import Guard, Judgement
+from retinue.connectors.email.settings import MailSettings, Security
+from retinue.connectors.email.smtp import Smtp, SmtpRefused, TooLargeForServer, failure_of
 from retinue.domain.attachment import Attachment
 from retinue.domain.errors import Invalid, RetinueError
 

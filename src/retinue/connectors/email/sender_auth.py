@@ -12,8 +12,8 @@ from email.utils import parsedate_to_datetime
 
 from msgspec import Struct
 
-from retinue.connectors.mail.addresses import Mailbox, claims, mailboxes, message_ids
-from retinue.connectors.mail.mime import Mail
+from retinue.connectors.email.email_addresses import Mailbox, claims, mailboxes, message_ids
+from retinue.connectors.email.mime import Mail
 from retinue.policy.limits.token_bucket import MINUTE_S, Buckets
 
 CORRESPONDENTS_MAX = 10_000  # whose pace is remembered

@@ -13,8 +13,8 @@ from contextlib import suppress
 from msgspec import Struct
 
 from retinue.connectors.base import DeliveryFailed, FailureKind
-from retinue.connectors.mail.line import Credentials, Line, LineBroke, Place, shown
-from retinue.connectors.mail.settings import Login, Security
+from retinue.connectors.email.email_transport import Credentials, Line, LineBroke, Place, shown
+from retinue.connectors.email.settings import Login, Security
 
 REPLY_LINES_MAX = 100
 # After the final dot, in times the usual silence: RFC 5321 has ten minutes, for the server may deliver all the same.

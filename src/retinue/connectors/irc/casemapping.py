@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from retinue.connectors.irc.lines import pairs
+from retinue.connectors.irc.irc_message import pairs
 
 ACCOUNT = "account:"
 ROOM_MARKS = "#&+!"

@@ -8,9 +8,9 @@ import asyncio
 from dataclasses import dataclass, field
 
 from retinue.connectors.base import Delivery, DeliveryFailed, FailureKind
-from retinue.connectors.irc.lines import Line
-from retinue.connectors.irc.names import Manners
-from retinue.connectors.irc.words import plain
+from retinue.connectors.irc.casemapping import Manners
+from retinue.connectors.irc.irc_formatting import plain
+from retinue.connectors.irc.irc_message import Line
 
 RETRY_S = 30.0  # servers that ask for patience do not say how much
 SERVER_WORDS_MAX = 200
