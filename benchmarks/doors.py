@@ -30,10 +30,10 @@ from retinue.domain.access import DmPolicy, Identity
 from retinue.domain.agent import Agent
 from retinue.domain.binding import Binding, Match
 from retinue.domain.person import Person, Role
-from retinue.mailroom.doorkeeper import Doorkeeper
-from retinue.mailroom.doorway import Doorway
-from retinue.mailroom.inbox import Inbox
-from retinue.mailroom.strangers import REFUSALS_MAX
+from retinue.intake.accept import Inbox
+from retinue.intake.access_control import Doorkeeper
+from retinue.intake.connector_intake import Doorway
+from retinue.intake.unknown_senders import REFUSALS_MAX
 from retinue.real import RandomIds, RealClock
 from retinue.store.agents import agents
 from retinue.store.channels import bindings, identities

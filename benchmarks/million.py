@@ -19,7 +19,7 @@ from retinue.domain.ids import EnvelopeId, RunId
 from retinue.domain.session import Origin, OriginKind
 from retinue.engine.claims import Terms, claim
 from retinue.engine.custody import Work
-from retinue.mailroom.inbox import accept
+from retinue.intake.accept import accept
 from retinue.store.agents import agents
 from retinue.store.core.open_store import open_store
 from retinue.store.core.sqlite import SqliteStore

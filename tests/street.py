@@ -15,9 +15,9 @@ from retinue.domain.agent import Agent
 from retinue.domain.binding import Binding, Match
 from retinue.domain.envelope import Envelope, Receipt
 from retinue.domain.structs import replace
-from retinue.mailroom.doorkeeper import Doorkeeper, Keeper
-from retinue.mailroom.doorway import Press
-from retinue.mailroom.inbox import Inbox
+from retinue.intake.accept import Inbox
+from retinue.intake.access_control import Doorkeeper, Keeper
+from retinue.intake.connector_intake import Press
 from retinue.store.channels import bindings, identities
 from retinue.store.core.connection import Store
 from retinue.store.envelopes import envelopes

@@ -40,6 +40,8 @@ from retinue.connectors.base import Connector, by_number
 from retinue.connectors.connector_registry import BUILT_IN as BUILT_IN_CONNECTORS
 from retinue.connectors.connector_registry import Kinds
 from retinue.connectors.redacted_connector import Masked
+from retinue.connectors.supervisor.connector_supervisor import Needs, Switchboard
+from retinue.connectors.supervisor.owner_alerts import Owner
 from retinue.domain import address
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
@@ -63,20 +65,12 @@ from retinue.engine.live import Live
 from retinue.engine.pressing import Presses
 from retinue.hands import Hands, called_by_people, equip, skills_told
 from retinue.instructing import Instructing
+from retinue.intake.accept import Inbox
+from retinue.intake.access_control import Doorkeeper
+from retinue.intake.attachment_fetch import keeping
+from retinue.intake.connector_intake import Doorway
+from retinue.intake.external_callbacks import Callbacks
 from retinue.logs import set_level, set_masks, set_up_logs
-from retinue.mailroom.bringing import keeping
-from retinue.mailroom.callbacks import Callbacks
-from retinue.mailroom.doorkeeper import Doorkeeper
-from retinue.mailroom.doorway import Doorway
-from retinue.mailroom.external import Elsewhere, own_address, way_out
-from retinue.mailroom.inbox import Inbox
-from retinue.mailroom.outbox import Outbox
-from retinue.mailroom.owner import Owner
-from retinue.mailroom.presence import Presence
-from retinue.mailroom.reach import Reach, WithinReach
-from retinue.mailroom.shown_questions import ShownQuestions
-from retinue.mailroom.switchboard import Needs, Switchboard
-from retinue.mailroom.webhooks import Completions
 from retinue.models import prices
 from retinue.models.base import Model, WireCache
 from retinue.models.local_catalog import Locals
@@ -98,6 +92,12 @@ from retinue.operations.permanent import CreatePermanentAgent
 from retinue.operations.restarts import tell
 from retinue.operations.schedules import why_no_command
 from retinue.operations.tools import tools_of
+from retinue.outbox.completion_webhooks import Completions
+from retinue.outbox.deliveries import Outbox
+from retinue.outbox.external_agent_delivery import Elsewhere, own_address, way_out
+from retinue.outbox.outbound_access import Reach, WithinReach
+from retinue.outbox.posted_questions import ShownQuestions
+from retinue.outbox.typing_and_previews import Presence
 from retinue.plugins.guests import Plugins
 from retinue.plugins.registry import Furnished, Kind, Registry
 from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
@@ -129,7 +129,7 @@ from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from retinue.agents.mirror import Mirror
-    from retinue.mailroom.requests import Requests
+    from retinue.intake.inbound_webhooks import Requests
     from retinue.models.pydantic_ai_bridge import Bridges
 
 log = logging.getLogger(__name__)
@@ -599,7 +599,7 @@ def _first_asked(minds: Minds, agent: Agent, mind: Mind) -> ModelFacts:
 
 def _requests(desk: Desk, lines: Mapping[str, Connector]) -> Requests:
     """Brought in with the first request of a program elsewhere: few houses are sent any."""
-    from retinue.mailroom.requests import Requests
+    from retinue.intake.inbound_webhooks import Requests
 
     return Requests(
         desk.store, desk.post, desk.clock, desk.ids, connectors=lambda: lines, default_agent=desk.default_agent

@@ -41,7 +41,7 @@ from retinue.domain.prompt_breakdown import Part, PartKind
 from retinue.domain.session import OriginKind, Session
 from retinue.domain.slash_command import SkillCommand
 from retinue.domain.structs import replace
-from retinue.mailroom.routing import OWNER
+from retinue.intake.routing import OWNER
 from retinue.models.model_selection import Catalog
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.skills import bundles_by_tool

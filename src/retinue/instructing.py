@@ -42,7 +42,7 @@ from retinue.domain.session import Mind, Origin, OriginKind, QueueOverride, Sess
 from retinue.domain.times import from_ms
 from retinue.domain.tool import ToolSpec
 from retinue.domain.trust import Trust
-from retinue.mailroom.routing import OWNER
+from retinue.intake.routing import OWNER
 from retinue.policy.access.agent_visibility import visible_to
 from retinue.policy.tools.sandbox_settings import is_confined, is_main, sandbox_of
 from retinue.policy.tools.tools import Circumstances

@@ -24,7 +24,7 @@ from retinue.store.core.connection import Store
 from retinue.store.envelopes.attachment_files import Files
 
 if TYPE_CHECKING:
-    from retinue.mailroom.speech import Speech
+    from retinue.intake.speech import Speech
     from retinue.sandbox.owner_sandbox import OwnersSandbox
 
 
@@ -80,7 +80,7 @@ class Programs:
 
     @cached_property
     def _speech(self) -> Speech:
-        from retinue.mailroom.speech import Speech
+        from retinue.intake.speech import Speech
 
         return Speech(
             lambda: self._settings().speech,

@@ -14,7 +14,7 @@ from retinue.domain.envelope import Outcome
 from retinue.domain.record import UserTurn
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
-from retinue.mailroom.background import FAILED
+from retinue.intake.background_jobs import FAILED
 from retinue.models.base import Prompt
 from retinue.testing.household import House, Household, terminal
 from retinue.testing.scripted_model import Line, calls, says

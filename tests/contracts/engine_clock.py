@@ -29,7 +29,7 @@ from retinue.domain.envelope import Kind, Outcome, Status
 from retinue.domain.session import QueuePolicy
 from retinue.domain.times import parse_when
 from retinue.engine.lanes import Slots
-from retinue.mailroom.inbox import ClockWake
+from retinue.intake.accept import ClockWake
 from retinue.store.agents import agents
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.household import House, Household

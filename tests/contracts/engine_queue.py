@@ -28,7 +28,7 @@ from retinue.domain.event import NewsKind
 from retinue.domain.record import RecordKind
 from retinue.domain.session import LaneKind, Overflow, QueueMode, QueueOverride, QueuePolicy
 from retinue.engine.lanes import Slots
-from retinue.mailroom.inbox import LaneWake
+from retinue.intake.accept import LaneWake
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import Line, calls, says
 

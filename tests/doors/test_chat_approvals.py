@@ -110,7 +110,7 @@ async def test_a_no_and_a_yes_for_good_are_pressed_as_well(street: Street) -> No
 async def test_who_may_not_decide_is_told_so_alone_and_it_is_written_down(
     street: Street, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="retinue.mailroom.doorkeeper")
+    caplog.set_level("INFO", logger="retinue.intake.access_control")
     async with street.household.open() as house:
         await known(house)
         approval, question = await ask(house, street)

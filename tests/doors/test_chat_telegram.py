@@ -16,7 +16,7 @@ from retinue.config.connectors import ConnectorSettings
 from retinue.connectors.telegram import TelegramSettings
 from retinue.domain.access import DmPolicy, Identity
 from retinue.engine.pressing import MEANS_NOTHING, NOT_YOURS
-from retinue.mailroom.doorkeeper import Doorkeeper
+from retinue.intake.access_control import Doorkeeper
 from retinue.real import RealClock
 from retinue.store.channels import identities
 from retinue.testing.household import Household

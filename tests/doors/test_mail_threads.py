@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from retinue.connectors.email.email_threads import IDS_MAX, THREADS_MAX, Threads
-from retinue.mailroom.shelf import StoreShelf
+from retinue.connectors.supervisor.connector_state import StoreShelf
 from retinue.testing.household import Household
 
 LONG_ADDRESS = f"unverified:{'m' * 60}@{'.'.join(['x' * 60] * 3)}.example"

@@ -9,7 +9,7 @@ import pytest
 
 from retinue.config.speech import SpeechCommand, SpeechMode, SpeechSettings
 from retinue.domain.attachment import Attachment
-from retinue.mailroom.speech import FOLDER, Speech
+from retinue.intake.speech import FOLDER, Speech
 from retinue.policy.speech import cut, decide, order, read_tags, spoken_words
 from retinue.sandbox.base import Sandbox, SandboxFailed
 from retinue.sandbox.host import Host

@@ -25,11 +25,11 @@ from retinue.domain.access import Activation, DmPolicy, GroupPolicy
 from retinue.domain.envelope import Draft, Outcome, Settled
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.structs import replace
-from retinue.mailroom.doorkeeper import Doorkeeper, Keeper
-from retinue.mailroom.inbox import Inbox
-from retinue.mailroom.reach import Reach
-from retinue.mailroom.sparing import LINES_PER_MINUTE
-from retinue.mailroom.strangers import REFUSALS_MAX
+from retinue.intake.accept import Inbox
+from retinue.intake.access_control import Doorkeeper, Keeper
+from retinue.intake.log_throttle import LINES_PER_MINUTE
+from retinue.intake.unknown_senders import REFUSALS_MAX
+from retinue.outbox.outbound_access import Reach
 from retinue.real import RealClock
 from retinue.store.core.connection import Store
 from retinue.testing.household import House, Household

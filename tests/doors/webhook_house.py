@@ -34,7 +34,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid
 from retinue.domain.ports import Clock
 from retinue.domain.structs import replace
-from retinue.mailroom.requests import Requests
+from retinue.intake.inbound_webhooks import Requests
 from retinue.real import RealClock
 from retinue.testing.empty_store import place_empty_store
 from retinue.testing.failure_context import explained

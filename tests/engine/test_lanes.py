@@ -20,7 +20,7 @@ from retinue.domain.trust import Trust
 from retinue.engine import engine as engine_module
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Ready, Slots, next_batch
-from retinue.mailroom.inbox import LaneWake
+from retinue.intake.accept import LaneWake
 from retinue.store.envelopes import envelopes
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import says

@@ -19,7 +19,7 @@ from retinue.domain.session import LaneKind, QueuePolicy, Wakefulness
 from retinue.domain.structs import replace
 from retinue.engine import engine as engine_module
 from retinue.engine.lanes import Slots
-from retinue.mailroom.inbox import Inbox, LaneWake
+from retinue.intake.accept import Inbox, LaneWake
 from retinue.store.runs import runs
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import says

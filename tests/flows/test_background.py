@@ -25,7 +25,7 @@ from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
 from retinue.domain.trust import Trust
 from retinue.engine.lanes import Slots
-from retinue.mailroom.background import FAILED
+from retinue.intake.background_jobs import FAILED
 from retinue.store.core import events
 from retinue.store.ledger.ledger import check
 from retinue.store.sessions import sessions

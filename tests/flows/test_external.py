@@ -132,7 +132,7 @@ async def test_a_letter_is_given_up_after_as_many_retries_as_the_agent_has(tmp_p
 async def test_a_place_that_takes_longer_than_five_seconds_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retinue.mailroom.external.ATTEMPT_S", 0.2)
+    monkeypatch.setattr("retinue.outbox.external_agent_delivery.ATTEMPT_S", 0.2)
     async with far_side() as far, house_with(tmp_path, far) as house:
         far.statuses.append(None)
         await house.post("Hello?", to=REX)

@@ -17,7 +17,7 @@ from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.reply_delivery import AckScope, Stream, Typing, Words
 from retinue.domain.session_keys import ChatType
-from retinue.mailroom.presence import Asked, Presence
+from retinue.outbox.typing_and_previews import Asked, Presence
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector

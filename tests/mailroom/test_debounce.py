@@ -14,7 +14,7 @@ from retinue.connectors.base import Incoming
 from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.envelope import Kind, Receipt
 from retinue.domain.errors import StoreError
-from retinue.mailroom.joining import JOINED_MAX, WINDOWS_MAX
+from retinue.intake.message_coalescing import JOINED_MAX, WINDOWS_MAX
 from retinue.testing.household import House
 
 WINDOW_S = 2.0

@@ -17,7 +17,7 @@ from retinue.domain.envelope import Context, Kind, Outcome
 from retinue.domain.session_keys import DmScope
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
-from retinue.mailroom.strangers import REFUSALS_MAX
+from retinue.intake.unknown_senders import REFUSALS_MAX
 from retinue.store.channels import bindings, pairings
 from retinue.testing.household import House
 
@@ -295,7 +295,7 @@ async def test_the_agent_who_is_bound_answers_and_what_matched_is_logged(
     street.set(dm=DmPolicy.OPEN)
     async with street.household.open() as house:
         await bind(house, "bob", peer="7")
-        with caplog.at_level("INFO", logger="retinue.mailroom.doorkeeper"):
+        with caplog.at_level("INFO", logger="retinue.intake.access_control"):
             first = await kept(house, await house.doorway.accept("quiet", said("hi", by="7")))
             second = await kept(house, await house.doorway.accept("quiet", said("hi", by="8")))
         assert (first.recipient.name, second.recipient.name) == ("bob", "ada")

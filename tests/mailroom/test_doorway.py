@@ -15,8 +15,8 @@ from retinue.domain.envelope import ATTACHMENTS_MAX, KEY_LENGTH_MAX, TEXT_BYTES_
 from retinue.domain.session import OriginKind
 from retinue.domain.session_keys import ChatType, DmScope
 from retinue.domain.trust import Trust
-from retinue.mailroom.doorway import Doorway
-from retinue.mailroom.letters import message_key
+from retinue.intake.connector_intake import Doorway
+from retinue.intake.inbound_drafts import message_key
 from retinue.testing.household import House, Household
 from retinue.testing.open_door import OpenDoor
 from retinue.testing.quiet_connector import LineBroke, QuietConnector

@@ -41,7 +41,7 @@ from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.domain.person import Person, Role
 from retinue.domain.session import LaneKind, Origin, OriginKind, Overflow, QueueMode, QueueOverride, QueuePolicy
 from retinue.domain.times import to_ms
-from retinue.mailroom.inbox import ClockWake, Inbox, LaneWake, RoomWake, Wake, check, enter
+from retinue.intake.accept import ClockWake, Inbox, LaneWake, RoomWake, Wake, check, enter
 from retinue.runners import turn_input
 from retinue.store.agents import agents
 from retinue.store.channels import deliveries
@@ -629,7 +629,7 @@ from retinue.domain.envelope import Draft
 from retinue.domain.errors import TooLarge
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.times import to_ms
-from retinue.mailroom.inbox import Inbox
+from retinue.intake.accept import Inbox
 from retinue.store.core.open_store import open_store
 from retinue.testing.fake_clock import FakeClock
 

@@ -16,7 +16,7 @@ from retinue.connectors.base import Delivery, FailureKind, Parcel
 from retinue.domain.envelope import Kind, Outcome, Receipt
 from retinue.domain.record import UserTurn
 from retinue.domain.times import to_ms
-from retinue.mailroom.outbox import ROOMS_AT_ONCE_EACH_MAX, SENT_IN_TURN_MAX, Bounds
+from retinue.outbox.deliveries import ROOMS_AT_ONCE_EACH_MAX, SENT_IN_TURN_MAX, Bounds
 from retinue.store.channels import deliveries
 from retinue.store.channels.deliveries import Attempt, DeliveryState
 from retinue.store.envelopes.dead_letters import dead

@@ -21,8 +21,8 @@ from retinue.domain.envelope import Draft, Envelope, Outcome
 from retinue.domain.errors import StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.times import to_ms
-from retinue.mailroom.inbox import Inbox, RoomWake, Wake
-from retinue.mailroom.outbox import Bounds, Outbox
+from retinue.intake.accept import Inbox, RoomWake, Wake
+from retinue.outbox.deliveries import Bounds, Outbox
 from retinue.store.channels import deliveries
 from retinue.store.core.open_store import open_inline
 from retinue.store.core.sqlite import InlineStore

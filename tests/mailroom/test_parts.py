@@ -15,7 +15,7 @@ from retinue.connectors.redacted_connector import Masked
 from retinue.domain.envelope import Context, Outcome, Receipt
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.reply_delivery import HumanDelay, Quoting, Words
-from retinue.mailroom.attempts import ATTEMPTS_MAX
+from retinue.outbox.delivery_attempts import ATTEMPTS_MAX
 from retinue.store.channels import deliveries, delivery_parts
 from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector

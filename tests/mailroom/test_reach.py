@@ -14,7 +14,7 @@ from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.envelope import Draft, Kind, Outcome
 from retinue.domain.errors import NotAllowed
 from retinue.domain.ids import EnvelopeId
-from retinue.mailroom.reach import Reach, WithinReach
+from retinue.outbox.outbound_access import Reach, WithinReach
 from retinue.testing.household import House
 
 

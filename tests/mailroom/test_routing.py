@@ -4,7 +4,7 @@ import pytest
 
 from retinue.domain import address
 from retinue.domain.session import Origin, OriginKind
-from retinue.mailroom.routing import answer_address
+from retinue.intake.routing import answer_address
 
 
 @pytest.mark.parametrize(

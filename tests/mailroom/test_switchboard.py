@@ -30,13 +30,21 @@ from retinue.connectors.base import (
 from retinue.connectors.connector_registry import Kinds
 from retinue.connectors.email.connector import MailConnector
 from retinue.connectors.irc.connector import IrcConnector
+from retinue.connectors.supervisor.connector_health import (
+    AGAIN_MAX_S,
+    ASKED_MAX_S,
+    NEEDS_OWNER_S,
+    STEADY_S,
+    LineHealth,
+    LineState,
+    wait_s,
+)
+from retinue.connectors.supervisor.connector_supervisor import TRIES_MAX, Needs, Switchboard
+from retinue.connectors.supervisor.poison_messages import from_json, to_json
 from retinue.connectors.telegram.connector import TelegramConnector
 from retinue.domain.envelope import Outcome, Receipt
 from retinue.domain.errors import Invalid, StoreError
 from retinue.domain.structs import replace
-from retinue.mailroom.aside import from_json, to_json
-from retinue.mailroom.lines import AGAIN_MAX_S, ASKED_MAX_S, NEEDS_OWNER_S, STEADY_S, LineHealth, LineState, wait_s
-from retinue.mailroom.switchboard import TRIES_MAX, Needs, Switchboard
 from retinue.store.channels import connector_state, poison_messages
 from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector

@@ -8,9 +8,9 @@ import pytest
 
 from retinue.config.access import DoorSettings
 from retinue.config.connectors import ConnectorSettings
+from retinue.connectors.supervisor.connector_health import LineHealth, LineState
 from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.binding import Binding, Match
-from retinue.mailroom.lines import LineHealth, LineState
 from retinue.operations.door_checks import DoorFacts, judge
 from retinue.operations.health import Found, Health
 

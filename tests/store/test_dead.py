@@ -15,8 +15,8 @@ from retinue.domain.envelope import Envelope, Kind, Outcome, Status
 from retinue.domain.errors import Conflict, NotFound, StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.times import to_ms
-from retinue.mailroom import retry as retrying
-from retinue.mailroom.inbox import Entered
+from retinue.intake.accept import Entered
+from retinue.outbox import dead_letter_retry as retrying
 from retinue.store.envelopes import envelopes
 from retinue.store.envelopes.dead_letters import DeadLetter, dead
 from retinue.store.ledger import ledger

@@ -21,7 +21,7 @@ from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.domain.ports import Clock
 from retinue.domain.session import Origin, OriginKind, Overflow, QueueMode, QueuePolicy
 from retinue.domain.times import to_ms
-from retinue.mailroom.retry import retry
+from retinue.outbox.dead_letter_retry import retry
 from retinue.store.channels import deliveries
 from retinue.store.core import sqlite
 from retinue.store.core.connection import Body, Store, Then

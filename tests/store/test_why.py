@@ -16,7 +16,7 @@ from retinue.domain.errors import Ambiguous, Invalid, NotFound
 from retinue.domain.ids import EnvelopeId, SessionId, short
 from retinue.domain.session import QueuePolicy
 from retinue.domain.times import to_ms
-from retinue.mailroom.retry import retry
+from retinue.outbox.dead_letter_retry import retry
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import approvals
 from retinue.store.runs.timeline import FACTS_MAX, span

@@ -20,7 +20,7 @@ from retinue.domain.ids import RunId, SessionId
 from retinue.domain.permission import Rights, Withheld
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
-from retinue.mailroom.inbox import Inbox
+from retinue.intake.accept import Inbox
 from retinue.policy.tools.exec_placement import ExecPolicy, Gates, Where
 from retinue.real import RandomIds
 from retinue.sandbox.base import Child, Confinement, Sandbox

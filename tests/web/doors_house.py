@@ -15,8 +15,8 @@ from api.rim import Rim, open_rim
 from web.conftest import SETTINGS
 
 from retinue.connectors.base import Incoming, Speaker
+from retinue.connectors.supervisor.poison_messages import to_json
 from retinue.domain.times import to_ms
-from retinue.mailroom.aside import to_json
 from retinue.real import RandomIds, RealClock
 from retinue.store.channels import poison_messages
 from retinue.testing.telegram_place import Json, Room, person

@@ -22,7 +22,7 @@ from retinue.domain.errors import (
     TooLarge,
     Unfit,
 )
-from retinue.mailroom.callbacks import Unsigned
+from retinue.intake.external_callbacks import Unsigned
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -29,7 +29,7 @@ from retinue.domain.envelope import TEXT_BYTES_MAX
 from retinue.domain.errors import Invalid, NotAllowed, NotFound, RetinueError, TooLarge
 from retinue.domain.ids import SessionId
 from retinue.domain.storable_text import is_storable
-from retinue.mailroom.callbacks import Callbacks
+from retinue.intake.external_callbacks import Callbacks
 from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.uploads import UPLOAD_BYTES_MAX
@@ -39,7 +39,7 @@ from retinue.store.core.row_visibility import sees_session
 
 if TYPE_CHECKING:
     from retinue.api.requests import RequestDoor
-    from retinue.mailroom.requests import Requests
+    from retinue.intake.inbound_webhooks import Requests
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from retinue.domain.errors import NotFound
-from retinue.mailroom.callbacks import Callbacks, Came
+from retinue.intake.external_callbacks import Callbacks, Came
 from retinue.net.signatures import ABOUT, LETTER, SIGNATURE, TIMESTAMP
 
 PREFIX = "/external/"

@@ -8,10 +8,10 @@ import sqlalchemy as sa
 from msgspec import Struct, field
 
 from retinue.api.gate import Gate
+from retinue.connectors.supervisor.connector_health import LineState
 from retinue.domain.envelope import Status
 from retinue.domain.run import RunStatus
 from retinue.domain.times import to_ms
-from retinue.mailroom.lines import LineState
 from retinue.operations.base import Desk
 from retinue.store.channels import poison_messages
 from retinue.store.core import tables as t

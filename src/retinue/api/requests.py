@@ -12,8 +12,8 @@ from retinue.api.door import HOOKS
 from retinue.connectors.webhook.settings import HookKind
 from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.token import hash_of
-from retinue.mailroom.callbacks import Unsigned
-from retinue.mailroom.requests import Came, Requests
+from retinue.intake.external_callbacks import Unsigned
+from retinue.intake.inbound_webhooks import Came, Requests
 from retinue.policy.limits.token_bucket import Buckets
 
 FAILURES_MAX = 5  # proofs that were wrong, from one address, before none is looked at

@@ -35,8 +35,8 @@ from retinue.engine.custody import Append, Work
 from retinue.engine.showing import show_work
 from retinue.engine.speaking import let_go, say_so_far
 from retinue.engine.writing import Unwritten, write_closings
-from retinue.mailroom.inbox import ClockWake, Wake, enter
-from retinue.mailroom.routing import OWNER, who_listens
+from retinue.intake.accept import ClockWake, Wake, enter
+from retinue.intake.routing import OWNER, who_listens
 from retinue.policy.access.permissions import reaches
 from retinue.policy.tools.approvals import LEAST_LEVEL, is_owners, may_decide, next_to_ask, scope_of
 from retinue.runners.base import Parked

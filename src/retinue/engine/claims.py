@@ -41,8 +41,8 @@ from retinue.engine.custody import Append, Nothing, Work, trust_of_mail
 from retinue.engine.endings import cancel_for_newer, close_run, interrupts
 from retinue.engine.lanes import held_back_s, next_batch
 from retinue.engine.refreshing import as_due
-from retinue.mailroom.background import runner_of
-from retinue.mailroom.inbox import Wake, settle_and_tell
+from retinue.intake.accept import Wake, settle_and_tell
+from retinue.intake.background_jobs import runner_of
 from retinue.policy.limits.reset_policy import keeps_awake
 from retinue.runners import turn_input
 from retinue.store.agents import agents

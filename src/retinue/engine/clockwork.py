@@ -30,8 +30,8 @@ from retinue.domain.times import from_ms, to_ms
 from retinue.domain.trust import Trust
 from retinue.engine.endings import mark_reset
 from retinue.engine.heartbeats import no_checklists, why_still
-from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Wake, enter
-from retinue.mailroom.routing import OWNER
+from retinue.intake.accept import ClockWake, LaneWake, RoomWake, Wake, enter
+from retinue.intake.routing import OWNER
 from retinue.store.agents import agents
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Page

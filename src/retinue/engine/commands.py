@@ -48,8 +48,8 @@ from retinue.engine.choosing import Choices
 from retinue.engine.directives import directed
 from retinue.engine.endings import NOTHING_CANCELLED, Cancelled, Said, cancel_in
 from retinue.engine.skill_commands import Called, called, no_such_skill
-from retinue.mailroom.inbox import Wake, enter, keep_command, known_session, purged_before, seen_before
-from retinue.mailroom.routing import OWNER, answer_address
+from retinue.intake.accept import Wake, enter, keep_command, known_session, purged_before, seen_before
+from retinue.intake.routing import OWNER, answer_address
 from retinue.store.agents import agents
 from retinue.store.core import purge
 from retinue.store.core.connection import Store

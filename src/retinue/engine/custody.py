@@ -18,7 +18,7 @@ from retinue.domain.run import Run, Step
 from retinue.domain.session import SENT_OUT, QueuePolicy, Session
 from retinue.domain.tool import Call
 from retinue.domain.trust import Trust, least
-from retinue.mailroom.inbox import Wake
+from retinue.intake.accept import Wake
 from retinue.store.core.transaction import Page
 
 

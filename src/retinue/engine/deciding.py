@@ -15,7 +15,7 @@ from retinue.domain.session import Session
 from retinue.domain.slash_command import Command, CommandName
 from retinue.domain.times import to_ms
 from retinue.engine.approvals import decide_in
-from retinue.mailroom.inbox import Wake
+from retinue.intake.accept import Wake
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import approvals

@@ -32,9 +32,9 @@ from retinue.domain.session import Origin, OriginKind, Session, Wakefulness
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust, least
 from retinue.engine import exchanges
-from retinue.mailroom import background
-from retinue.mailroom.delegations import end
-from retinue.mailroom.inbox import Wake, enter, take_job
+from retinue.intake import background_jobs
+from retinue.intake.accept import Wake, enter, take_job
+from retinue.intake.delegations import end
 from retinue.policy.access.session_access import may_reach
 from retinue.policy.tools.delegations import SENT_OUT, descends, may_hand_over
 from retinue.store.agents import agents
@@ -117,7 +117,7 @@ def _make(page: Page, handing: Handing, defaults: Defaults) -> tuple[Handed, tup
     )
     letter = _letter(_on_the_same_ground(page, handing, run), id_, session, asker, to)
     if handing.kind is DelegationKind.BACKGROUND:
-        request = replace(letter, recipient=background.HERE, kind=Kind.MESSAGE)
+        request = replace(letter, recipient=background_jobs.HERE, kind=Kind.MESSAGE)
         return Handed(delegation=made), take_job(page, request, made).wakes
     entered = enter(page, letter)
     if entered.receipt.outcome is not None:  # there was no room for it: what came of it is there already
@@ -154,7 +154,7 @@ def _session(
 ) -> Session:
     """Where the work is done."""
     if handing.kind is DelegationKind.BACKGROUND:
-        made = background.session_for(page, id_, target, session.id, task=handing.text)
+        made = background_jobs.session_for(page, id_, target, session.id, task=handing.text)
         return sessions.get(page.conn, made) or session
     if handing.kind in SENT_OUT:
         return _start(page, id_, target, Origin(OriginKind.SUBAGENT, id_, parent=session.id), name=handing.label)

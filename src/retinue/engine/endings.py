@@ -24,12 +24,12 @@ from retinue.engine.custody import Append, Work
 from retinue.engine.showing import show_work
 from retinue.engine.speaking import SAID_BEFORE, let_go, say_so_far, without_what_was_said
 from retinue.engine.writing import Unwritten, warnings_of, write_closings
-from retinue.mailroom import background
-from retinue.mailroom.announcing import announced
-from retinue.mailroom.delegations import end, is_silent, is_told, withdraw
-from retinue.mailroom.external import said_to
-from retinue.mailroom.inbox import HANDED_ON, ClockWake, LaneWake, Wake, enter, notify, ring, settle_and_tell
-from retinue.mailroom.routing import NOWHERE, answer_address, who_listens
+from retinue.intake import background_jobs
+from retinue.intake.accept import HANDED_ON, ClockWake, LaneWake, Wake, enter, notify, ring, settle_and_tell
+from retinue.intake.delegations import end, is_silent, is_told, withdraw
+from retinue.intake.routing import NOWHERE, answer_address, who_listens
+from retinue.intake.subagent_results import announced
+from retinue.outbox.external_agent_delivery import said_to
 from retinue.policy.limits.reset_policy import keeps_awake
 from retinue.runners.base import Finished
 from retinue.store.core.transaction import Page
@@ -146,7 +146,9 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
     if work.envelopes and work.envelopes[0].context.exchange is not None:
         return exchanges.following(page, work, finished)
     if work.envelopes and work.envelopes[0].kind is Kind.JOB:
-        return background.result_of(work.envelopes[0], "" if finished.silent else finished.answer, trust=finished.trust)
+        return background_jobs.result_of(
+            work.envelopes[0], "" if finished.silent else finished.answer, trust=finished.trust
+        )
     if work.envelopes and work.envelopes[0].sender.is_external:
         (to, silent), reply_to = said_to(page.conn, work.session.origin), None
     elif not owed:

@@ -46,8 +46,8 @@ from retinue.engine.live import Live
 from retinue.engine.runs import Ended, Speak, Watch
 from retinue.engine.subagents import put_away
 from retinue.engine.words import pass_on
-from retinue.mailroom.inbox import ClockWake, LaneWake, RoomWake, Seat, Wake, hand_over_due, settle_and_tell
-from retinue.mailroom.presence import Presence
+from retinue.intake.accept import ClockWake, LaneWake, RoomWake, Seat, Wake, hand_over_due, settle_and_tell
+from retinue.outbox.typing_and_previews import Presence
 from retinue.runners.base import Runner
 from retinue.schedules.clock import TICK_MAX_S, Alarm
 from retinue.store.agents import agents

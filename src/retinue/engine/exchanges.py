@@ -15,7 +15,7 @@ from retinue.domain.session import Session
 from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.trust import Trust, least
 from retinue.engine.custody import Work
-from retinue.mailroom.routing import who_listens
+from retinue.intake.routing import who_listens
 from retinue.runners.base import Finished
 from retinue.store.agents import agents
 from retinue.store.core.transaction import Page

@@ -12,7 +12,7 @@ from retinue.domain.errors import Conflict, NotAllowed, Unfit
 from retinue.domain.ids import EnvelopeId, derived, short
 from retinue.domain.principal import Principal
 from retinue.domain.questionnaire import Answer, Questionnaire, QuestionnaireState
-from retinue.mailroom.inbox import Wake, check, enter
+from retinue.intake.accept import Wake, check, enter
 from retinue.policy.questionnaires import faults, given, in_words, trust_of
 from retinue.store.agents import agents
 from retinue.store.core.transaction import Page

@@ -24,7 +24,7 @@ from retinue.domain.session import OriginKind, Session
 from retinue.domain.session_keys import ChatType
 from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import from_ms
-from retinue.mailroom.routing import NOWHERE, OWNER, who_listens
+from retinue.intake.routing import NOWHERE, OWNER, who_listens
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import runs

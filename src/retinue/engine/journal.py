@@ -39,8 +39,8 @@ from retinue.engine.showing import show_work
 from retinue.engine.speaking import say_so_far
 from retinue.engine.transcripts import Transcript
 from retinue.engine.writing import Closing, Failing, Leaving, Paid, Summed, Unwritten, tell_opened, write_closings
-from retinue.mailroom.inbox import Wake, notify
-from retinue.mailroom.routing import answer_address
+from retinue.intake.accept import Wake, notify
+from retinue.intake.routing import answer_address
 from retinue.policy.limits.budgets import days, input_bound
 from retinue.runners import turn_input
 from retinue.runners.base import is_silent

@@ -13,7 +13,7 @@ from retinue.domain.envelope import Envelope, Kind, answerable
 from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.domain.run import RunRequest
 from retinue.domain.session import BATCH_MAX, LaneKind, QueueMode, QueuePolicy
-from retinue.mailroom.inbox import LaneWake
+from retinue.intake.accept import LaneWake
 
 READY_MAX = 10_000
 HELD_BACK_TIMES = 10  # so often, at most, the first of several messages waits for one more

@@ -26,8 +26,8 @@ from retinue.domain.times import from_ms, to_ms
 from retinue.domain.trust import Trust
 from retinue.engine.approvals import decide_in
 from retinue.engine.forms import check_answerable, submit_in
-from retinue.mailroom.doorway import Press
-from retinue.mailroom.inbox import Wake
+from retinue.intake.accept import Wake
+from retinue.intake.connector_intake import Press
 from retinue.store.agents import audit
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Page

@@ -32,9 +32,9 @@ from retinue.engine.live import Live, Within
 from retinue.engine.refreshing import note_length
 from retinue.engine.transcripts import Transcripts
 from retinue.engine.writing import Unwritten
-from retinue.mailroom.background import runner_of
-from retinue.mailroom.inbox import Wake
-from retinue.mailroom.presence import Asked, Attendance, Attended, Presence
+from retinue.intake.accept import Wake
+from retinue.intake.background_jobs import runner_of
+from retinue.outbox.typing_and_previews import Asked, Attendance, Attended, Presence
 from retinue.runners.base import Assignment, Finished, Parked, Runner
 from retinue.store.agents import agents
 from retinue.store.core.connection import HOPELESS, Store

@@ -15,8 +15,8 @@ from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.tool import ToolResult
 from retinue.engine.custody import Work
 from retinue.engine.writing import Closing, Unwritten
-from retinue.mailroom.inbox import Wake, notify
-from retinue.mailroom.routing import answer_address
+from retinue.intake.accept import Wake, notify
+from retinue.intake.routing import answer_address
 from retinue.store.core.transaction import Page
 
 ARGUMENT_CHARS_MAX = 60

@@ -23,8 +23,8 @@ from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust, least
 from retinue.engine.custody import Work, trust_of_mail
 from retinue.engine.writing import Closing, Unwritten
-from retinue.mailroom.inbox import ClockWake, RoomWake, Wake, enter
-from retinue.mailroom.routing import answer_address
+from retinue.intake.accept import ClockWake, RoomWake, Wake, enter
+from retinue.intake.routing import answer_address
 from retinue.runners.base import SILENT_TOKENS, Finished
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes

@@ -19,7 +19,7 @@ from retinue.domain.record import Reply, least_believed
 from retinue.domain.session import Origin, OriginKind, Session, patched
 from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.trust import Trust
-from retinue.mailroom.inbox import Wake, enter
+from retinue.intake.accept import Wake, enter
 from retinue.store.agents import agents
 from retinue.store.core.row_visibility import sees_session
 from retinue.store.core.transaction import Page

@@ -23,7 +23,7 @@ from retinue.domain.run import Run
 from retinue.domain.session import SENT_OUT, Origin, OriginKind, Session
 from retinue.domain.trust import Trust, least
 from retinue.engine import switching
-from retinue.mailroom.inbox import Wake, enter
+from retinue.intake.accept import Wake, enter
 from retinue.policy.access.agent_visibility import may_message
 from retinue.policy.access.session_access import may_reach
 from retinue.policy.tools.delegations import descends, may_hand_over

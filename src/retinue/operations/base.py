@@ -30,7 +30,7 @@ from retinue.domain.structs import replace
 from retinue.domain.times import from_ms, show, to_ms
 from retinue.engine.engine import Engine
 from retinue.engine.live import Live
-from retinue.mailroom.callbacks import Callbacks
+from retinue.intake.external_callbacks import Callbacks
 from retinue.models.model_selection import Catalog
 from retinue.operations.auditing import AuditedStore, line_of
 from retinue.operations.keeper import Keeper
@@ -46,8 +46,8 @@ from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from retinue.agents.briefing import Previews
-    from retinue.mailroom.requests import Requests
-    from retinue.mailroom.switchboard import Switchboard
+    from retinue.connectors.supervisor.connector_supervisor import Switchboard
+    from retinue.intake.inbound_webhooks import Requests
     from retinue.operations.plugins import Guests
     from retinue.schedules.files import ScheduleFiles
     from retinue.schedules.heartbeats import Heartbeats

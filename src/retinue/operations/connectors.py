@@ -21,14 +21,14 @@ from retinue.config.table_parser import hints_of
 from retinue.connectors.base import ConnectorKind, Finding
 from retinue.connectors.connector_factory import settled
 from retinue.connectors.connector_registry import ABSENT
+from retinue.connectors.supervisor.connector_health import LineHealth, LineState
+from retinue.connectors.supervisor.connector_supervisor import Switchboard
 from retinue.domain.access import DmPolicy
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError
 from retinue.domain.principal import Principal
 from retinue.domain.times import show as show_time
-from retinue.mailroom.lines import LineHealth, LineState
-from retinue.mailroom.switchboard import Switchboard
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.store.channels import connector_state
 from retinue.store.core.durable_files import put_private

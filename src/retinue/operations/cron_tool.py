@@ -25,7 +25,7 @@ from retinue.domain.session import OriginKind
 from retinue.domain.structs import replace
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.mailroom.routing import who_listens
+from retinue.intake.routing import who_listens
 from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.tools import sets_for_later
 from retinue.store.envelopes import envelopes

@@ -16,7 +16,7 @@ from retinue.domain.ids import ScheduleId
 from retinue.domain.principal import Principal
 from retinue.domain.schedule import Every, Schedule
 from retinue.domain.trust import Trust
-from retinue.mailroom.routing import OWNER
+from retinue.intake.routing import OWNER
 from retinue.operations.base import Desk
 from retinue.operations.schedules import zone_of
 from retinue.schedules import forms

@@ -19,8 +19,8 @@ from retinue.domain.principal import Principal
 from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import Session
 from retinue.domain.times import show, to_ms
-from retinue.mailroom.announcing import one_line, outcome_of
-from retinue.mailroom.inbox import Wake, settle_and_tell
+from retinue.intake.accept import Wake, settle_and_tell
+from retinue.intake.subagent_results import one_line, outcome_of
 from retinue.operations.base import Desk, Operation
 from retinue.operations.pages import check_limit, no_cursor
 from retinue.store.core.row_visibility import sees_session

@@ -8,9 +8,9 @@ from msgspec import Struct
 
 from retinue.config import examine as examine_settings
 from retinue.config.connectors import ConnectorSettings
+from retinue.connectors.supervisor.connector_health import LineHealth, LineState
 from retinue.domain.access import EVERYONE, DmPolicy, GroupPolicy
 from retinue.domain.binding import Binding
-from retinue.mailroom.lines import LineHealth, LineState
 from retinue.operations.health import Check, Found, Scene, problem, warning
 from retinue.store.agents import agents
 from retinue.store.channels import bindings, poison_messages

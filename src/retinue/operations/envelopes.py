@@ -36,10 +36,10 @@ from retinue.domain.structs import replace
 from retinue.domain.times import parse_when, show, to_ms
 from retinue.domain.trust import Trust
 from retinue.domain.webhook import Webhook
-from retinue.mailroom.inbox import Entered, Wake, settle_and_tell
-from retinue.mailroom.retry import retry
+from retinue.intake.accept import Entered, Wake, settle_and_tell
 from retinue.operations.base import Desk, Operation
 from retinue.operations.sessions import check_own
+from retinue.outbox.dead_letter_retry import retry
 from retinue.policy.access.webhooks import check as check_webhook
 from retinue.policy.tools.delegations import descends
 from retinue.store.agents import agents

@@ -14,7 +14,7 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.principal import Principal
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.mailroom.routing import OWNER
+from retinue.intake.routing import OWNER
 from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.tools import ask_owner
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of

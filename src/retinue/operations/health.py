@@ -19,7 +19,7 @@ from retinue.models.model_selection import Catalog
 from retinue.store.core.connection import Store
 
 if TYPE_CHECKING:
-    from retinue.mailroom.switchboard import Switchboard
+    from retinue.connectors.supervisor.connector_supervisor import Switchboard
     from retinue.operations.plugins import Guests
     from retinue.tools.mcp.servers import Servers
 

@@ -18,7 +18,7 @@ from retinue.domain.ids import EnvelopeId, SessionId, derived
 from retinue.domain.principal import Principal
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.mailroom.routing import OWNER, who_listens
+from retinue.intake.routing import OWNER, who_listens
 from retinue.operations.base import Desk, Operation
 from retinue.store.agents import approved_hashes
 from retinue.store.sessions import sessions

@@ -15,7 +15,7 @@ from retinue.domain.errors import Invalid
 from retinue.domain.principal import Principal
 from retinue.domain.times import parse_when, show, to_ms
 from retinue.domain.ui_context import words_of
-from retinue.mailroom.inbox import Wake, settle_and_tell
+from retinue.intake.accept import Wake, settle_and_tell
 from retinue.operations.base import Desk, Operation
 from retinue.operations.envelopes import EnvelopeShown, envelope_form
 from retinue.operations.pages import check_limit

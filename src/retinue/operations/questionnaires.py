@@ -16,7 +16,7 @@ from retinue.domain.questionnaire import Field, FieldKind, Questionnaire, Questi
 from retinue.domain.times import show, to_ms
 from retinue.domain.trust import Trust
 from retinue.engine.forms import check_answerable, submit_in
-from retinue.mailroom.inbox import Wake
+from retinue.intake.accept import Wake
 from retinue.operations.base import Desk, Operation
 from retinue.store.core.transaction import Page
 from retinue.store.runs import questionnaires

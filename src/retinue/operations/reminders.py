@@ -20,7 +20,7 @@ from retinue.domain.errors import Invalid, NotAllowed, NotFound, TooLarge
 from retinue.domain.principal import Principal
 from retinue.domain.schedule import REMINDERS_MAX, WAKE_UPS_MAX, Kind, Schedule
 from retinue.domain.times import show, to_ms
-from retinue.mailroom.routing import OWNER
+from retinue.intake.routing import OWNER
 from retinue.operations.base import Desk, Operation
 from retinue.operations.pages import check_limit
 from retinue.operations.schedule_answers import ScheduleDeleted, ScheduleShown, schedule_form

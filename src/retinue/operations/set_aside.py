@@ -7,13 +7,13 @@ from typing import Annotated
 
 import msgspec
 
+from retinue.connectors.supervisor.poison_messages import closed, not_there
 from retinue.domain.access import SetAside, SetAsideState
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Ambiguous
 from retinue.domain.ids import prefix
 from retinue.domain.principal import Principal
 from retinue.domain.times import show as show_time
-from retinue.mailroom.aside import closed, not_there
 from retinue.operations.base import Desk, Operation
 from retinue.operations.connectors import board_of
 from retinue.store.channels import poison_messages

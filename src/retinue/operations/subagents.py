@@ -15,7 +15,7 @@ from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.ids import prefix, short
 from retinue.domain.principal import Principal
 from retinue.domain.times import show, to_ms
-from retinue.mailroom.announcing import one_line, outcome_of
+from retinue.intake.subagent_results import one_line, outcome_of
 from retinue.operations.base import Desk, Operation
 from retinue.operations.envelopes import Send, Sent, send
 from retinue.operations.pages import check_limit, no_cursor

@@ -15,7 +15,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.record import Record, RecordKind, UserTurn
 from retinue.domain.times import show
 from retinue.domain.trust import Trust
-from retinue.mailroom.announcing import outcome_of
+from retinue.intake.subagent_results import outcome_of
 from retinue.operations.base import Desk, Operation
 from retinue.operations.envelopes import AttachmentShown, attachments_form
 from retinue.operations.sessions import PartialShown, RecordDamaged, RunShown, damaged_form, partial_form, shown

@@ -27,12 +27,12 @@ from retinue.domain.trust import Trust
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
-from retinue.mailroom.outbox import Outbox
 from retinue.models.base import WireCache
 from retinue.models.local_catalog import Locals
 from retinue.models.model_router import Minds
 from retinue.models.offline_guide import Guide
 from retinue.models.provider_http import Link
+from retinue.outbox.deliveries import Outbox
 from retinue.rehearsal.estimates import Estimates
 from retinue.rehearsal.plan import Plan
 from retinue.rehearsal.understudy import Understudy

@@ -23,9 +23,9 @@ from retinue.engine import clockwork
 from retinue.engine import delegations as handing
 from retinue.engine.custody import Append
 from retinue.engine.journal import RunJournal
-from retinue.mailroom import callbacks
-from retinue.mailroom.callbacks import Callback
-from retinue.mailroom.inbox import Inbox, Wake, enter
+from retinue.intake import external_callbacks
+from retinue.intake.accept import Inbox, Wake, enter
+from retinue.intake.external_callbacks import Callback
 from retinue.store.core import tables as t
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes
@@ -46,7 +46,7 @@ _handing: Any = handing
 _delegations: Any = delegations
 _clockwork: Any = clockwork
 _schedules: Any = schedules
-_callbacks: Any = callbacks
+_callbacks: Any = external_callbacks
 
 
 def acknowledge_before_commit() -> None:
@@ -185,7 +185,7 @@ def skip_not_told() -> None:
 
 def callback_heard_twice() -> None:
     """Take what is said again, by an agent elsewhere who was not sure that we heard it, for something new."""
-    hear = callbacks.hear
+    hear = external_callbacks.hear
 
     def always_new(conn: sa.Connection, *, callback: Callback, now_ms: int) -> Any:
         times = conn.execute(_TIMES, {"key": callback.message}).scalar_one()

@@ -22,6 +22,8 @@ from retinue.config.speech import SpeechSettings
 from retinue.config.tools import ApprovalSettings, OutsideLists, ToolSettings
 from retinue.connectors.base import Connector, ConnectorKind, by_number
 from retinue.connectors.connector_registry import Kinds
+from retinue.connectors.supervisor.connector_supervisor import Needs, Switchboard
+from retinue.connectors.supervisor.owner_alerts import Owner
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.agent_message import Heard, Word
@@ -44,18 +46,16 @@ from retinue.engine.heartbeats import is_busy
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
 from retinue.engine.pressing import Presses
-from retinue.mailroom.bringing import keeping
-from retinue.mailroom.doorkeeper import Keeper
-from retinue.mailroom.doorway import Doorway, TakePress, hears_nothing
-from retinue.mailroom.inbox import Inbox
-from retinue.mailroom.outbox import Bounds, Outbox
-from retinue.mailroom.owner import Owner
-from retinue.mailroom.presence import Presence
-from retinue.mailroom.reach import WhyNot, everywhere
-from retinue.mailroom.shown_questions import ShownQuestions
-from retinue.mailroom.speech import Speech
-from retinue.mailroom.switchboard import Needs, Switchboard
+from retinue.intake.accept import Inbox
+from retinue.intake.access_control import Keeper
+from retinue.intake.attachment_fetch import keeping
+from retinue.intake.connector_intake import Doorway, TakePress, hears_nothing
+from retinue.intake.speech import Speech
 from retinue.models.base import Model
+from retinue.outbox.deliveries import Bounds, Outbox
+from retinue.outbox.outbound_access import WhyNot, everywhere
+from retinue.outbox.posted_questions import ShownQuestions
+from retinue.outbox.typing_and_previews import Presence
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
 from retinue.sandbox.base import Sandbox
 from retinue.sandbox.host import Host

@@ -12,8 +12,8 @@ from retinue.domain.address import Address
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.principal import Principal
 from retinue.domain.trust import Trust
-from retinue.mailroom.doorkeeper import Welcome, speaker_of
-from retinue.mailroom.routing import OWNER
+from retinue.intake.access_control import Welcome, speaker_of
+from retinue.intake.routing import OWNER
 
 WIDE_OPEN = DoorSettings(dm=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN)
 

@@ -17,8 +17,8 @@ from retinue.engine import clockwork
 from retinue.engine import delegations as handing
 from retinue.engine.custody import Append
 from retinue.engine.journal import RunJournal
-from retinue.mailroom import callbacks
-from retinue.mailroom.inbox import Inbox
+from retinue.intake import external_callbacks
+from retinue.intake.accept import Inbox
 from retinue.store.runs import delegations
 from retinue.store.schedules import schedules
 from retinue.store.sessions import sessions
@@ -51,8 +51,8 @@ TOUCHED: tuple[tuple[Any, str], ...] = (
     (clockwork, "_let_go"),
     (schedules, "_go_on"),
     (schedules, "_pass_by"),
-    (callbacks, "hear"),
-    (callbacks, "_asked"),
+    (external_callbacks, "hear"),
+    (external_callbacks, "_asked"),
 )
 """What the bugs replace, and `planted` puts back."""
 

@@ -23,8 +23,8 @@ from retinue.domain.agent import Agent, Delivery, External
 from retinue.domain.errors import RetinueError, StoreError
 from retinue.domain.ids import short
 from retinue.domain.session import Overflow, QueueMode, QueuePolicy
-from retinue.mailroom.external import callback_url
 from retinue.net.signatures import ABOUT, LETTER, SIGNATURE, TIMESTAMP, WINDOW_S, Purpose, signed
+from retinue.outbox.external_agent_delivery import callback_url
 from retinue.testing.virtual_time import VirtualClock
 from retinue.tools.web.guard import Guard, WebFailed
 from retinue.tools.web.http import Answer, Http

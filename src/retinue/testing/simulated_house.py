@@ -38,14 +38,14 @@ from retinue.domain.tool import Effect, ToolSpec
 from retinue.engine.engine import EmbeddedEngine
 from retinue.engine.lanes import Slots
 from retinue.engine.live import Live
-from retinue.mailroom.callbacks import Callbacks
-from retinue.mailroom.external import Elsewhere
-from retinue.mailroom.inbox import Inbox
-from retinue.mailroom.outbox import Outbox
+from retinue.intake.accept import Inbox
+from retinue.intake.external_callbacks import Callbacks
 from retinue.models.base import Chunk, Ended, Prompt
 from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
 from retinue.operations.cron_tool import Cron
+from retinue.outbox.deliveries import Outbox
+from retinue.outbox.external_agent_delivery import Elsewhere
 from retinue.runners.external import External
 from retinue.runners.keeping import WRITE_TOOL
 from retinue.schedules.files import ScheduleFiles

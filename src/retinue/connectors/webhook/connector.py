@@ -1,6 +1,6 @@
 """A webhook connector: messages to its rooms leave as signed requests, and what comes in is proved by its secret.
 
-Requests come in by the house's own door (see `mailroom/requests`), so nothing is listened to here.
+Requests come in by the house's own door (see `intake/inbound_webhooks`), so nothing is listened to here.
 """
 
 from __future__ import annotations

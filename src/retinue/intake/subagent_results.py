@@ -12,7 +12,7 @@ from retinue.domain.run import TIMED_OUT
 from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust
-from retinue.mailroom.delegations import is_silent
+from retinue.intake.delegations import is_silent
 from retinue.store.core.transaction import Page
 from retinue.store.runs import runs, spend_report
 from retinue.text.untrusted_wrapper import wrap

@@ -17,8 +17,8 @@ from retinue.domain.errors import Conflict, RetinueError, StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Ids, Post
 from retinue.domain.trust import Trust
-from retinue.mailroom.routing import OWNER
-from retinue.mailroom.sparing import Sparing
+from retinue.intake.log_throttle import Sparing
+from retinue.intake.routing import OWNER
 from retinue.policy.limits.token_bucket import Buckets
 
 log = logging.getLogger(__name__)

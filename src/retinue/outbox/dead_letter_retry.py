@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from retinue.domain.envelope import Draft, Envelope, Kind
 from retinue.domain.errors import Conflict
 from retinue.domain.ids import EnvelopeId, short
-from retinue.mailroom.inbox import HANDED_ON, Entered, enter
+from retinue.intake.accept import HANDED_ON, Entered, enter
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes
 from retinue.store.envelopes.dead_letters import DEAD, RETRIES_MAX, RETRY_SOURCE, first_letter, retries, retry_key

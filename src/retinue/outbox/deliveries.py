@@ -23,7 +23,8 @@ from retinue.domain.ports import Clock, Faults
 from retinue.domain.reply_delivery import Words, plain_words
 from retinue.domain.storable_text import storable
 from retinue.domain.times import to_ms
-from retinue.mailroom.attempts import (
+from retinue.intake.accept import ClockWake, Wake
+from retinue.outbox.delivery_attempts import (
     ATTEMPTS_MAX,
     BACKOFF_MAX_S,
     UNKNOWN,
@@ -39,8 +40,7 @@ from retinue.mailroom.attempts import (
     keep_part,
     polite_s,
 )
-from retinue.mailroom.inbox import ClockWake, Wake
-from retinue.mailroom.reach import WhyNot, everywhere
+from retinue.outbox.outbound_access import WhyNot, everywhere
 from retinue.policy.delivery_split import shape
 from retinue.store.channels import deliveries
 from retinue.store.core.connection import HOPELESS, NO_FAULTS, Store

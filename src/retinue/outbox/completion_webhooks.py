@@ -18,10 +18,10 @@ from retinue.domain.envelope import Envelope, Outcome
 from retinue.domain.errors import Invalid
 from retinue.domain.ports import Clock
 from retinue.domain.webhook import Webhook
-from retinue.mailroom.external import USER_AGENT, way_out
-from retinue.mailroom.inbox import COMPLETION, is_completion
-from retinue.mailroom.posting import bring
+from retinue.intake.accept import COMPLETION, is_completion
 from retinue.net.signatures import LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
+from retinue.outbox.external_agent_delivery import USER_AGENT, way_out
+from retinue.outbox.signed_request import bring
 from retinue.store.core.connection import Store
 from retinue.store.envelopes import envelopes, webhooks
 from retinue.store.runs import delegations, runs

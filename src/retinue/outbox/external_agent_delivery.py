@@ -29,9 +29,9 @@ from retinue.domain.errors import Invalid
 from retinue.domain.ids import SessionId
 from retinue.domain.ports import Clock
 from retinue.domain.session import Origin, OriginKind, Session
-from retinue.mailroom.posting import MakeHttp, bring
-from retinue.mailroom.routing import who_listens
+from retinue.intake.routing import who_listens
 from retinue.net.signatures import LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
+from retinue.outbox.signed_request import MakeHttp, bring
 from retinue.store.agents import agents
 from retinue.store.core.connection import Store
 from retinue.store.runs import delegations

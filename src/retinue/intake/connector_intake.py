@@ -25,12 +25,12 @@ from retinue.domain.principal import Principal
 from retinue.domain.slash_command import read as read_command
 from retinue.domain.storable_text import clipped_bytes, storable
 from retinue.domain.times import to_ms
-from retinue.mailroom import letters
-from retinue.mailroom.bringing import Keep, bring, keep_nothing
-from retinue.mailroom.doorkeeper import Keeper, Welcome, speaker_of
-from retinue.mailroom.joining import Joiner
-from retinue.mailroom.letters import message_key, source_of
-from retinue.mailroom.sparing import Sparing
+from retinue.intake import inbound_drafts
+from retinue.intake.access_control import Keeper, Welcome, speaker_of
+from retinue.intake.attachment_fetch import Keep, bring, keep_nothing
+from retinue.intake.inbound_drafts import message_key, source_of
+from retinue.intake.log_throttle import Sparing
+from retinue.intake.message_coalescing import Joiner
 from retinue.store.core.connection import Store
 from retinue.store.envelopes import envelopes, merged_messages
 
@@ -210,17 +210,17 @@ class Doorway:
         same = (
             there is not None
             and not incoming.revision
-            and letters.is_the_same(there, incoming, is_joined=seen.is_joined)
+            and inbound_drafts.is_the_same(there, incoming, is_joined=seen.is_joined)
         )
         if same and there is not None and (seen.is_joined or len(welcome.agents) == 1):
             return Receipt(envelope=there.id, session=there.session, news_seq=0, duplicate=True)
         bytes_max = welcome.settings.file_bytes_max
         files, missing = await bring(incoming.files, self._keep, bytes_max=bytes_max, instance=instance)
-        whole = letters.attached(incoming, files)
+        whole = inbound_drafts.attached(incoming, files)
         if same and there is not None:
             text = there.text  # as it was heard the first time
         else:
-            text = letters.text_of(whole, (*missing, *await self._heard(instance, whole)))
+            text = inbound_drafts.text_of(whole, (*missing, *await self._heard(instance, whole)))
         return await self._send(instance, whole, welcome, text, original=there)
 
     async def _heard(self, instance: str, incoming: Incoming) -> list[str]:
@@ -229,7 +229,7 @@ class Doorway:
         for file in incoming.attachments[:ATTACHMENTS_MAX]:
             try:
                 if words := await self._hear(file):
-                    said.append(letters.overheard(file.name, words))
+                    said.append(inbound_drafts.overheard(file.name, words))
             except StoreError:
                 raise
             except Exception as error:
@@ -268,7 +268,7 @@ class Doorway:
         """To each agent who answers there; what it has to know before comes before."""
         quoted = await self._quoted(instance, incoming)
         drafts = [
-            letters.letter(
+            inbound_drafts.letter(
                 instance,
                 incoming,
                 welcome,
@@ -280,10 +280,12 @@ class Doorway:
             for agent in welcome.agents
         ]
         # A command is no turn of the agent's: what was said before waits for the next one that is.
-        before = "" if read_command(text) else letters.said_before(welcome.before, incoming, quote_known=bool(quoted))
+        before = (
+            "" if read_command(text) else inbound_drafts.said_before(welcome.before, incoming, quote_known=bool(quoted))
+        )
         if before:
             for draft in drafts:
-                await self._note(letters.note(draft, before, "before", id_=EnvelopeId(self._ids.new())))
+                await self._note(inbound_drafts.note(draft, before, "before", id_=EnvelopeId(self._ids.new())))
             await self._keeper.told(instance, incoming.room, welcome.before)
         # The first of them last: by that one the message is known, so once it is there all of them have theirs.
         receipts = [
@@ -301,7 +303,7 @@ class Doorway:
             except Conflict as conflict:
                 if conflict.code != "key.reused":
                     raise
-        return await self._post.post(letters.edit(draft, original, revision=incoming.revision))
+        return await self._post.post(inbound_drafts.edit(draft, original, revision=incoming.revision))
 
     async def _note(self, draft: Draft) -> Receipt | None:
         """Told before, with other words, it was told: those who speak may have gone on since."""
@@ -324,7 +326,7 @@ class Doorway:
             return None
         await self._joiner.flush(instance, incoming.room)
         said = f"{speaker_of(incoming)}\n{incoming.text}".encode(errors="replace")
-        draft = letters.letter(
+        draft = inbound_drafts.letter(
             instance,
             incoming,
             welcome,
@@ -334,8 +336,12 @@ class Doorway:
             settings=self._sessions(),
         )
         purpose = f"reaction/{hashlib.sha256(said).hexdigest()[:16]}"
-        noted = letters.note(
-            replace(draft, reply_to=to.id), letters.reaction(incoming, to), purpose, id_=draft.id, trust=welcome.trust
+        noted = inbound_drafts.note(
+            replace(draft, reply_to=to.id),
+            inbound_drafts.reaction(incoming, to),
+            purpose,
+            id_=draft.id,
+            trust=welcome.trust,
         )
         return await self._note(noted)
 

@@ -25,10 +25,10 @@ from retinue.domain.session import Session
 from retinue.domain.storable_text import is_storable
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.mailroom.delegations import end
-from retinue.mailroom.external import named
-from retinue.mailroom.inbox import Entered, Wake, enter, purged_before, seen_before
+from retinue.intake.accept import Entered, Wake, enter, purged_before, seen_before
+from retinue.intake.delegations import end
 from retinue.net.signatures import LETTER, SIGNATURE, TIMESTAMP, WINDOW_S, Purpose, is_recent, is_signed_by, signed
+from retinue.outbox.external_agent_delivery import named
 from retinue.store.agents import agents
 from retinue.store.core import purge
 from retinue.store.core.connection import Store

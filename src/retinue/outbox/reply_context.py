@@ -9,7 +9,7 @@ from retinue.domain.envelope import Envelope
 from retinue.domain.errors import RetinueError
 from retinue.domain.record import Reply, bare_model
 from retinue.domain.reply_delivery import Quoting, Words
-from retinue.mailroom.doorway import message_key
+from retinue.intake.connector_intake import message_key
 from retinue.policy.delivery_split import CURRENT, NOTHING_KNOWN, Setting, is_agents_own, untagged, variables
 from retinue.store.channels import delivery_parts
 from retinue.store.envelopes import envelopes

@@ -26,9 +26,9 @@ from retinue.domain.ids import EnvelopeId, derived, short
 from retinue.domain.reply_delivery import PLAIN_WORDS, Words
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.mailroom.inbox import Wake, enter, is_completion, notify
-from retinue.mailroom.quoting import setting_of
-from retinue.mailroom.reach import WhyNot, everywhere
+from retinue.intake.accept import Wake, enter, is_completion, notify
+from retinue.outbox.outbound_access import WhyNot, everywhere
+from retinue.outbox.reply_context import setting_of
 from retinue.policy.access.send_policy import may_send
 from retinue.policy.delivery_split import Cut
 from retinue.store.channels import deliveries, delivery_parts

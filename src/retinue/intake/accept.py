@@ -39,10 +39,10 @@ from retinue.domain.storable_text import is_storable, unstorable
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust, least
 from retinue.domain.ui_context import line_of, words_of
-from retinue.mailroom import background
-from retinue.mailroom.announcing import announced
-from retinue.mailroom.delegations import end, is_silent, is_told
-from retinue.mailroom.routing import origin_of
+from retinue.intake import background_jobs
+from retinue.intake.delegations import end, is_silent, is_told
+from retinue.intake.routing import origin_of
+from retinue.intake.subagent_results import announced
 from retinue.store.agents import agents, file_trust
 from retinue.store.core import purge
 from retinue.store.core.connection import HOPELESS, Store
@@ -195,7 +195,7 @@ def _may_command(draft: Draft) -> bool:
         and draft.kind is Kind.MESSAGE
         and not draft.silent
         and draft.deliver_at is None
-        and not background.is_for(draft.recipient)
+        and not background_jobs.is_for(draft.recipient)
     )
 
 
@@ -359,8 +359,8 @@ def enter(page: Page, draft: Draft, *, strict: bool = False, seat: Seat | None =
     kept and ends `refused`, since the commit it belongs to must not fail for it.
     """
     match draft.recipient.kind:
-        case AddressKind.AGENT if background.is_for(draft.recipient):
-            work = background.take_up(page, draft)
+        case AddressKind.AGENT if background_jobs.is_for(draft.recipient):
+            work = background_jobs.take_up(page, draft)
             return _refuse_unknown(page, draft, because=work) if isinstance(work, str) else take_job(page, draft, work)
         case AddressKind.AGENT:
             return _to_agent(page, draft, strict=strict, seat=seat)
@@ -480,13 +480,13 @@ def take_job(page: Page, request: Draft, work: Delegation) -> Entered:
         page,
         request,
         session=work.session,
-        recipient=str(background.HERE),
+        recipient=str(background_jobs.HERE),
         outcome=Outcome.NOTED,
-        because=background.TAKEN,
+        because=background_jobs.TAKEN,
     )
-    _tell_settled(page, request.id, work.session, Outcome.NOTED, background.TAKEN)
-    wakes = enter(page, background.job_of(request, work)).wakes
-    receipt = _receipt(page, request, session=work.session, outcome=Outcome.NOTED, because=background.TAKEN)
+    _tell_settled(page, request.id, work.session, Outcome.NOTED, background_jobs.TAKEN)
+    wakes = enter(page, background_jobs.job_of(request, work)).wakes
+    receipt = _receipt(page, request, session=work.session, outcome=Outcome.NOTED, because=background_jobs.TAKEN)
     return Entered(receipt, wakes)
 
 
@@ -670,7 +670,7 @@ def notify(
     rung = ring(page, about) if purpose in _ENDS else ()
     sender = address.agent(session.agent, session.id) if session else address.HOUSE
     if kind is Kind.JOB and (job := envelopes.get(page.conn, about)) is not None and job.reply_to is not None:
-        about, sender, text = job.reply_to, background.HERE, f"{background.FAILED}{text}"
+        about, sender, text = job.reply_to, background_jobs.HERE, f"{background_jobs.FAILED}{text}"
     id_ = EnvelopeId(derived(about, purpose))
     # An agent that has told another something is not woken by what became of that: the two would never stop.
     silent = silent or (kind is Kind.SYSTEM and to.kind is AddressKind.AGENT)

@@ -35,13 +35,13 @@ from retinue.connectors.base import (
 )
 from retinue.connectors.connector_factory import make, secrets_of, settled
 from retinue.connectors.connector_registry import Kinds
+from retinue.connectors.supervisor.connector_health import STEADY_S, LineHealth, LineState, wait_s
+from retinue.connectors.supervisor.connector_state import StoreShelf
+from retinue.connectors.supervisor.poison_messages import Aside
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Receipt
 from retinue.domain.errors import NotFound, RetinueError, StoreError
 from retinue.domain.ports import Clock, Ids
-from retinue.mailroom.aside import Aside
-from retinue.mailroom.lines import STEADY_S, LineHealth, LineState, wait_s
-from retinue.mailroom.shelf import StoreShelf
 from retinue.store.core.connection import Store
 
 log = logging.getLogger(__name__)

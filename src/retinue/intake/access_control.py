@@ -26,8 +26,8 @@ from retinue.domain.slash_command import COMMAND_LENGTH_MAX
 from retinue.domain.storable_text import storable
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.mailroom.sparing import Sparing
-from retinue.mailroom.strangers import Strangers, plain
+from retinue.intake.log_throttle import Sparing
+from retinue.intake.unknown_senders import Strangers, plain
 from retinue.policy.access.access import Facts, may_talk
 from retinue.policy.access.bindings import who_answers
 from retinue.store.channels import ambient_messages, bindings, connector_state, identities, pairings

@@ -21,8 +21,8 @@ from retinue.domain.session_keys import ChatType, DmScope
 from retinue.domain.slash_command import read as read_command
 from retinue.domain.storable_text import clipped_bytes, storable
 from retinue.domain.trust import Trust
-from retinue.mailroom.doorkeeper import Welcome
-from retinue.mailroom.strangers import plain
+from retinue.intake.access_control import Welcome
+from retinue.intake.unknown_senders import plain
 
 CONTEXT_CHARS_MAX = 256
 QUOTED_CHARS_MAX = 500

@@ -29,8 +29,8 @@ from retinue.domain.principal import Principal
 from retinue.domain.run import NO_REQUEST, RunRequest
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.trust import Trust
-from retinue.mailroom.callbacks import Unsigned
-from retinue.mailroom.routing import OWNER, who_listens
+from retinue.intake.external_callbacks import Unsigned
+from retinue.intake.routing import OWNER, who_listens
 from retinue.store.core.connection import Store
 from retinue.store.sessions import sessions
 from retinue.text.untrusted_wrapper import wrap

@@ -13,7 +13,7 @@ from retinue.domain.envelope import Receipt
 from retinue.domain.errors import StoreError
 from retinue.domain.ports import Clock
 from retinue.domain.slash_command import read as read_command
-from retinue.mailroom.doorkeeper import Welcome
+from retinue.intake.access_control import Welcome
 
 JOINED_MAX = 20  # texts in one envelope
 JOINED_CHARS_MAX = 20_000

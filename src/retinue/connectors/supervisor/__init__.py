@@ -1,0 +1,1 @@
+"""Starts connectors, watches their health and keeps their state."""

@@ -1,0 +1,1 @@
+"""The path of an inbound message up to its commit."""

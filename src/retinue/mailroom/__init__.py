@@ -1,1 +1,0 @@
-"""Envelopes in, sorted, out."""

@@ -1,0 +1,1 @@
+"""Envelopes on their way out: deliveries, retries, previews and webhooks."""
