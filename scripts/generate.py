@@ -17,7 +17,7 @@ GENERATORS = (
     "retinue.operations.generate",
     "retinue.api.generate",
     "retinue.config.settings_docs",
-    "retinue.agents.reference",
+    "retinue.agents.instructions_docs",
 )
 
 

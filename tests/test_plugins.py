@@ -23,7 +23,7 @@ from flows.hands_house import hands_house
 from flows.provider import provider
 from flows.provider import says as provider_says
 
-from retinue.agents.home import home_of
+from retinue.agents.agent_directory import home_of
 from retinue.api.live import Feed
 from retinue.config import BadConfig, load
 from retinue.config.secret import Secret

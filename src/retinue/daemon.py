@@ -25,9 +25,9 @@ import sqlalchemy as sa
 from msgspec import Struct, field
 
 from retinue import __version__
-from retinue.agents.briefing import Briefing
-from retinue.agents.home import ensure_home
-from retinue.agents.skills_shelf import Shelf as Skills
+from retinue.agents.agent_directory import ensure_home
+from retinue.agents.instruction_builder import Briefing
+from retinue.agents.skill_loader import Shelf as Skills
 from retinue.api.app import build as build_api
 from retinue.api.door import Door
 from retinue.api.gate import Gate, server_config
@@ -128,7 +128,7 @@ from retinue.tools.mcp.servers import layers as mcp_layers
 from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
-    from retinue.agents.mirror import Mirror
+    from retinue.agents.session_mirror import Mirror
     from retinue.intake.inbound_webhooks import Requests
     from retinue.models.pydantic_ai_bridge import Bridges
 
@@ -634,7 +634,7 @@ def _wishes(settings: Settings) -> Wishes:
 
 
 def _mirror(store: Store, settings: Settings) -> Mirror:
-    from retinue.agents.mirror import Mirror  # few houses have one
+    from retinue.agents.session_mirror import Mirror  # few houses have one
 
     return Mirror(store, settings.mirror.folder or settings.home / "mirror")
 

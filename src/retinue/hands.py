@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct, structs
 
-from retinue.agents.home import ensure_home
+from retinue.agents.agent_directory import ensure_home
 from retinue.agents.instructions import Mode, mode_of
 from retinue.agents.skill_commands import skill_commands
-from retinue.agents.skills_choosing import parse_subset, told_of_each
-from retinue.agents.skills_finding import FOLDER as SKILLS
-from retinue.agents.skills_shelf import Kit
-from retinue.agents.skills_shelf import Shelf as Skills
+from retinue.agents.skill_discovery import FOLDER as SKILLS
+from retinue.agents.skill_loader import Kit
+from retinue.agents.skill_loader import Shelf as Skills
+from retinue.agents.skill_selection import parse_subset, told_of_each
 from retinue.config import Settings
 from retinue.config.agent_defaults import TimeFormat
 from retinue.config.provenance import OriginSettings

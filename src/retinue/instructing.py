@@ -13,8 +13,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from retinue import __version__
-from retinue.agents.briefing import Briefing, Told, Whose
-from retinue.agents.home import ensure_home, ensure_workspace
+from retinue.agents.agent_directory import ensure_home, ensure_workspace
+from retinue.agents.instruction_builder import Briefing, Told, Whose
+from retinue.agents.instruction_templates import Template
 from retinue.agents.instructions import (
     Alias,
     Colleague,
@@ -30,7 +31,6 @@ from retinue.agents.instructions import (
     mode_of,
     one_line,
 )
-from retinue.agents.templates import Template
 from retinue.config import Settings
 from retinue.domain import address
 from retinue.domain.agent import Agent

@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from retinue.agents.hook_runner import Happened, Hooks
 from retinue.agents.hooks import Hook
-from retinue.agents.hooks_running import Happened, Hooks
-from retinue.agents.skills_shelf import surroundings
+from retinue.agents.skill_loader import surroundings
 from retinue.config import Settings
 from retinue.config.speech import SpeechMode
 from retinue.domain.attachment import Attachment

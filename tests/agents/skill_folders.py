@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from retinue.agents.skill_discovery import Root
 from retinue.agents.skills import Source, Surroundings
-from retinue.agents.skills_finding import Root
 
 
 def write_skill(

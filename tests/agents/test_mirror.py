@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from retinue.agents import three_files
-from retinue.agents.mirror import CURSOR, Mirror
-from retinue.agents.three_files import NAMES
+from retinue.agents import daycare_format
+from retinue.agents.daycare_format import NAMES
+from retinue.agents.session_mirror import CURSOR, Mirror
 from retinue.domain.session import OriginKind
 from retinue.engine.engine import EmbeddedEngine
 from retinue.runners.mirrored import Mirrored
@@ -60,7 +60,7 @@ def mirrored(tmp_path: Path) -> MirroredHousehold:
 
 async def in_store(house: House, session: str | None) -> dict[str, str]:
     assert session is not None
-    found = await house.store.scan(lambda conn: three_files.read(conn, session))
+    found = await house.store.scan(lambda conn: daycare_format.read(conn, session))
     assert found is not None
     return found.as_files()
 

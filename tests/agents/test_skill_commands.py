@@ -9,9 +9,9 @@ import pytest
 from agents.skill_folders import here, house_root, write_skill
 
 from retinue.agents.skill_commands import COMMANDS_MAX, skill_commands
+from retinue.agents.skill_discovery import find
+from retinue.agents.skill_selection import Standing, choose, lists_for, standing
 from retinue.agents.skills import parse
-from retinue.agents.skills_choosing import Standing, choose, lists_for, standing
-from retinue.agents.skills_finding import find
 from retinue.config.skills import SkillSettings, Trusted
 from retinue.domain.errors import Invalid
 from retinue.domain.slash_command import BY_WORD, COMMAND_LENGTH_MAX

@@ -7,8 +7,8 @@ from agents.skill_folders import here
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retinue.agents.skill_front_matter import split
 from retinue.agents.skills import DESCRIPTION_LENGTH_MAX, NAME_LENGTH_MAX, Gates, gated, parse
-from retinue.agents.skills_front import split
 from retinue.domain.errors import Invalid
 
 

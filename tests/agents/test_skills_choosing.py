@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from agents.skill_folders import here, house_root, write_skill
 
-from retinue.agents.skills import Skill, Source
-from retinue.agents.skills_choosing import (
+from retinue.agents.operation_exposure import expose
+from retinue.agents.skill_discovery import Root, find
+from retinue.agents.skill_selection import (
     INLINE_CHARS_MAX,
     LISTED_MAX,
     Choice,
@@ -23,8 +24,7 @@ from retinue.agents.skills_choosing import (
     section,
     standing,
 )
-from retinue.agents.skills_exposure import expose
-from retinue.agents.skills_finding import Root, find
+from retinue.agents.skills import Skill, Source
 from retinue.config.secret import Secret
 from retinue.config.skills import Exposure, SkillEntry, SkillLists, SkillSettings, Trusted, Variable
 from retinue.domain.errors import Invalid

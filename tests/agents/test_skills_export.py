@@ -19,7 +19,7 @@ from cli.house_process import HouseProcess
 
 from retinue.agents import skill_bundles
 from retinue.agents.skill_bundles import Bundle, Command, Option
-from retinue.agents.skills_finding import find
+from retinue.agents.skill_discovery import find
 from retinue.domain.errors import Conflict, Invalid, NotFound
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.skills import bundle_of

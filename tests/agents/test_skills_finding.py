@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from agents.skill_folders import house_root, write_skill
 
-from retinue.agents import skills_finding
+from retinue.agents import skill_discovery
+from retinue.agents.skill_discovery import Found, Root, find, roots_of
 from retinue.agents.skills import Source
-from retinue.agents.skills_finding import Found, Root, find, roots_of
 
 
 def in_house(root: Path) -> Found:
@@ -164,9 +164,9 @@ def test_a_workspace_that_is_the_home_is_looked_through_once(tmp_path: Path) -> 
 def test_what_is_too_large_too_many_or_no_file_is_told_and_the_rest_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(skills_finding, "FILE_BYTES_MAX", 1_000)
-    monkeypatch.setattr(skills_finding, "SKILL_BYTES_MAX", 5_000)
-    monkeypatch.setattr(skills_finding, "FILES_MAX", 5)
+    monkeypatch.setattr(skill_discovery, "FILE_BYTES_MAX", 1_000)
+    monkeypatch.setattr(skill_discovery, "SKILL_BYTES_MAX", 5_000)
+    monkeypatch.setattr(skill_discovery, "FILES_MAX", 5)
     write_skill(tmp_path, "a-long", body="x" * 1_000)
     write_skill(tmp_path, "b-heavy", data="x" * 5_000)
     write_skill(tmp_path, "c-many", **{f"file{n}": "x" for n in range(6)})
@@ -188,15 +188,15 @@ def test_what_is_too_large_too_many_or_no_file_is_told_and_the_rest_is_found(
 
 
 def test_a_root_full_of_folders_is_left_at_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skills_finding, "FOLDERS_MAX", 10)
+    monkeypatch.setattr(skill_discovery, "FOLDERS_MAX", 10)
     for n in range(20):
         (tmp_path / f"empty{n:02}").mkdir()
     write_skill(tmp_path, "weather")
     found = in_house(tmp_path)
     assert not found.skills and "more than 10 folders" in found.broken[0].because
-    monkeypatch.setattr(skills_finding, "FOLDERS_MAX", 30)
+    monkeypatch.setattr(skill_discovery, "FOLDERS_MAX", 30)
     assert names(in_house(tmp_path)) == ["weather"]
-    monkeypatch.setattr(skills_finding, "SKILLS_MAX", 2)
+    monkeypatch.setattr(skill_discovery, "SKILLS_MAX", 2)
     for name in ("one", "three", "two"):
         write_skill(tmp_path, name)
     found = in_house(tmp_path)

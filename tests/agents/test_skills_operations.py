@@ -11,8 +11,8 @@ import pytest
 from agents.skill_folders import write_skill
 from desk.desk_house import DeskHouse, desk_house, person
 
-from retinue.agents.home import home_of
-from retinue.agents.skills_shelf import Shelf
+from retinue.agents.agent_directory import home_of
+from retinue.agents.skill_loader import Shelf
 from retinue.config import Settings
 from retinue.config.skills import Exposure, SkillLists, SkillSettings, Trusted
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from retinue.agents import templates
+from retinue.agents import instruction_templates
 from retinue.agents.instruction_sections import BUILT_IN
+from retinue.agents.instruction_templates import ENTRY, SAMPLES, Template, TemplateBroken
 from retinue.agents.instructions import PLACES, Mode, Situation, TheAgent, joined, told
-from retinue.agents.templates import ENTRY, SAMPLES, Template, TemplateBroken
 
 
 def rendered(source: str, situation: Situation = SAMPLES[0], more: Mapping[str, str] | None = None) -> str:
@@ -38,7 +38,7 @@ def test_an_entry_file_may_name_every_variable_and_include_others() -> None:
     text = rendered(source, more={"tone.md.j2": "{% if mode == 'full' %}Sing.{% endif %}"})
     assert text.startswith("I am ada of owner.\nSing.")
     assert "- read: Read a file." in text
-    for name in templates.variables():
+    for name in instruction_templates.variables():
         Template({ENTRY: f"{{{{ {name} }}}}"}).check(BUILT_IN)
 
 
@@ -124,12 +124,12 @@ def put(folder: Path, name: str, text: str | bytes) -> None:
 
 
 def test_an_agents_own_files_lie_over_those_of_the_house(tmp_path: Path) -> None:
-    assert templates.load(tmp_path, "ada") is None
+    assert instruction_templates.load(tmp_path, "ada") is None
     put(tmp_path, ENTRY, "{% include 'tone.md.j2' %}")
     put(tmp_path, "tone.md.j2", "calm")
     put(tmp_path / "ada", "tone.md.j2", "lively")
     put(tmp_path, "README.md", "not a template")
-    own, others = templates.load(tmp_path, "ada"), templates.load(tmp_path, "grace")
+    own, others = instruction_templates.load(tmp_path, "ada"), instruction_templates.load(tmp_path, "grace")
     assert own is not None
     assert others is not None
     assert own.render(SAMPLES[0], ()) == "lively"
@@ -139,21 +139,22 @@ def test_an_agents_own_files_lie_over_those_of_the_house(tmp_path: Path) -> None
 
 def test_any_change_of_a_file_is_seen_without_reading_it(tmp_path: Path) -> None:
     folder = tmp_path / "instructions"
-    assert templates.marks(str(folder), "ada") == ()
+    assert instruction_templates.marks(str(folder), "ada") == ()
     put(folder, ENTRY, "one")
-    first = templates.marks(str(folder), "ada")
+    first = instruction_templates.marks(str(folder), "ada")
     put(folder / "ada", "tone.md.j2", "calm")
-    second = templates.marks(str(folder), "ada")
-    assert len({first, second, templates.marks(str(folder), "grace")}) == 2
+    second = instruction_templates.marks(str(folder), "ada")
+    assert len({first, second, instruction_templates.marks(str(folder), "grace")}) == 2
     put(folder, ENTRY, "three")
-    assert templates.marks(str(folder), "grace") != first
+    assert instruction_templates.marks(str(folder), "grace") != first
 
 
 @pytest.mark.parametrize(
-    ("text", "because"), [(b"\xff\xfe", "not UTF-8"), (b"x" * (templates.FILE_BYTES_MAX + 1), "more than 65,536 bytes")]
+    ("text", "because"),
+    [(b"\xff\xfe", "not UTF-8"), (b"x" * (instruction_templates.FILE_BYTES_MAX + 1), "more than 65,536 bytes")],
 )
 def test_what_is_no_text_or_too_large_is_refused(tmp_path: Path, text: bytes, because: str) -> None:
     put(tmp_path, ENTRY, text)
     with pytest.raises(TemplateBroken) as caught:
-        templates.load(tmp_path, "ada")
+        instruction_templates.load(tmp_path, "ada")
     assert because in caught.value.because

@@ -14,8 +14,8 @@ import pytest
 from flows.hands_house import HandsHouse, hands_house
 from msgspec import structs
 
+from retinue.agents.hook_runner import DATA, MESSAGE_CHARS_MAX, MESSAGES_MAX, Happened, Hooks, messages
 from retinue.agents.hooks import EVENTS, HookSource, HookState, bundled, find, parse, standing
-from retinue.agents.hooks_running import DATA, MESSAGE_CHARS_MAX, MESSAGES_MAX, Happened, Hooks, messages
 from retinue.agents.skills import Surroundings
 from retinue.config.hooks import HookSettings
 from retinue.config.sandbox import SandboxSettings

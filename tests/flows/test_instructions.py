@@ -16,7 +16,7 @@ from flows.hands_house import HandsHouse, Visit, hands_house
 from flows.provider import household_of, provider, says, section
 from msgspec.structs import replace
 
-from retinue.agents.templates import ENTRY
+from retinue.agents.instruction_templates import ENTRY
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed, NotFound, RetinueError

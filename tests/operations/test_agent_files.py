@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from desk.desk_house import DeskHouse, agent, desk_house, person
 
-from retinue.agents.home import ensure_home
+from retinue.agents.agent_directory import ensure_home
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, TooLarge
 from retinue.domain.times import to_ms

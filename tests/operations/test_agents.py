@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from desk.desk_house import DeskHouse, agent, desk_house, person
 
-from retinue.agents.home import home_of
+from retinue.agents.agent_directory import home_of
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, Unfit

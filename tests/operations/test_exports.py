@@ -10,7 +10,7 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from retinue.agents import three_files
+from retinue.agents import daycare_format
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.ids import SessionId
 from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, Wakefulness
@@ -149,7 +149,7 @@ def test_every_origin_has_one_of_the_four_forms(origin: Origin, form: tuple[str,
         updated_at=from_ms(AT),
         snippet="",
     )
-    made = json.loads(three_files._pretty(three_files.descriptor_of(session)))  # pyright: ignore[reportPrivateUsage]
+    made = json.loads(daycare_format._pretty(daycare_format.descriptor_of(session)))  # pyright: ignore[reportPrivateUsage]
     assert tuple(made.values()) == form
 
 
@@ -214,7 +214,7 @@ async def test_three_files_are_three_files(house: DeskHouse) -> None:
 
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
-TIMES = st.integers(0, three_files.AT_MS_MAX)
+TIMES = st.integers(0, daycare_format.AT_MS_MAX)
 ANYTHING = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | TEXTS, lambda v: st.dictionaries(TEXTS, v))
 SOME_LINES = st.lists(
     st.one_of(

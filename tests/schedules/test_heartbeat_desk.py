@@ -16,7 +16,7 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 from flows.hands_house import HandsHouse, Visit, hands_house
 from schedules.clock_house import ended, history, turn_to, utc
 
-from retinue.agents.home import home_of
+from retinue.agents.agent_directory import home_of
 from retinue.config import load
 from retinue.config.agent_defaults import PLAIN
 from retinue.config.heartbeats import HeartbeatDefaults

@@ -25,7 +25,7 @@ import pytest
 from cli.house_process import HouseProcess, command, environment
 from schedules.clock_house import Every, Once, a_schedule, add, ended, turn_to, utc
 
-from retinue.agents.home import ensure_home
+from retinue.agents.agent_directory import ensure_home
 from retinue.config import Settings
 from retinue.config.models import Models, ModelSettings
 from retinue.domain.agent import Agent, HeartbeatRules

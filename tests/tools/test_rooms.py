@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retinue.agents.home import ensure_home
+from retinue.agents.agent_directory import ensure_home
 from retinue.config.tools import ToolSettings
 from retinue.connectors.base import Abilities
 from retinue.domain.agent import Agent

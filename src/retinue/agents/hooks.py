@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from retinue.agents.skill_front_matter import split
 from retinue.agents.skills import Gates, Surroundings, gated, gates_of
-from retinue.agents.skills_front import split
 from retinue.config.hooks import HookSettings
 from retinue.domain.errors import Invalid
 from retinue.domain.storable_text import is_storable

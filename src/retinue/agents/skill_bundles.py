@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from retinue.agents.skill_discovery import cli_name
 from retinue.agents.skills import DESCRIPTION_LENGTH_MAX, FILE
-from retinue.agents.skills_finding import cli_name
 from retinue.domain.errors import Conflict, Invalid
 from retinue.store.core.durable_files import sync
 

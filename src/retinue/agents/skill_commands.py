@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from retinue.agents.skill_selection import Standing, State
 from retinue.agents.skills import Skill
-from retinue.agents.skills_choosing import Standing, State
 from retinue.domain.slash_command import BY_WORD, COMMAND_LENGTH_MAX, SkillCommand
 
 COMMANDS_MAX = 100  # of skills, in one conversation

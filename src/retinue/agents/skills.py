@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from retinue.agents.skills_front import split
+from retinue.agents.skill_front_matter import split
 from retinue.domain.errors import Invalid
 from retinue.domain.storable_text import is_storable
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from msgspec import Struct
 from msgspec.structs import replace
 
-from retinue.agents.home import ensure_workspace
+from retinue.agents.agent_directory import ensure_workspace
 from retinue.domain.address import AddressKind
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Kind

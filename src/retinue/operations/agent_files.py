@@ -20,8 +20,8 @@ from typing import Annotated
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents.home import ensure_home
-from retinue.agents.skills_finding import FOLDER as SKILLS
+from retinue.agents.agent_directory import ensure_home
+from retinue.agents.skill_discovery import FOLDER as SKILLS
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLarge

@@ -10,8 +10,8 @@ from typing import Annotated
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents.briefing import findings
-from retinue.agents.templates import ENTRY, FOLDER, TemplateBroken
+from retinue.agents.instruction_builder import findings
+from retinue.agents.instruction_templates import ENTRY, FOLDER, TemplateBroken
 from retinue.domain.address import AddressKind
 from retinue.domain.agent import Agent, PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed, NotFound

@@ -10,8 +10,8 @@ from typing import Any, cast
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents.changes import DEFAULT, FIELDS, OWN_BUSINESS, changed, differences, key_of
-from retinue.agents.home import ensure_home, home_of, remove_home
+from retinue.agents.agent_diff import DEFAULT, FIELDS, OWN_BUSINESS, changed, differences, key_of
+from retinue.agents.agent_directory import ensure_home, home_of, remove_home
 from retinue.config.declarations import AGENT_RULES, RUNNERS
 from retinue.config.setting_metadata import PLAIN, WHOLE_NUMBER_MAX
 from retinue.config.validators import effort_or_default

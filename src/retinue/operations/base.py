@@ -14,7 +14,7 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct, field
 
-from retinue.agents.hooks_running import Hooks
+from retinue.agents.hook_runner import Hooks
 from retinue.config import Settings, default_agent
 from retinue.config.agent_defaults import PLAIN, Defaults
 from retinue.domain.agent import Agent, PermissionLevel
@@ -45,7 +45,7 @@ from retinue.tools.files.ground import Ground
 from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
-    from retinue.agents.briefing import Previews
+    from retinue.agents.instruction_builder import Previews
     from retinue.connectors.supervisor.connector_supervisor import Switchboard
     from retinue.intake.inbound_webhooks import Requests
     from retinue.operations.plugins import Guests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from retinue.agents.home import home_of
+from retinue.agents.agent_directory import home_of
 from retinue.agents.skill_commands import skill_commands
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.principal import Principal

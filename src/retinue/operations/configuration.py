@@ -15,8 +15,8 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.agents.applying import FILE, Known, Planned, Step, plan_agents, plan_people
-from retinue.agents.home import ensure_home
+from retinue.agents.agent_directory import ensure_home
+from retinue.agents.apply_plan import FILE, Known, Planned, Step, plan_agents, plan_people
 from retinue.config import Change, Secret, examine, load
 from retinue.domain import address
 from retinue.domain.address import Address

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.agents.applying import FILE, Planned, Step
+from retinue.agents.apply_plan import FILE, Planned, Step
 from retinue.domain.binding import Binding, Match, PeerKind
 from retinue.domain.ports import Ids
 from retinue.store.channels import bindings

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.agents.applying import Planned, Step
+from retinue.agents.apply_plan import Planned, Step
 from retinue.config.declarations import ScheduleGate
 from retinue.domain import address
 from retinue.domain.errors import Invalid, RetinueError

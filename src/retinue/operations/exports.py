@@ -42,11 +42,11 @@ class SessionExported(msgspec.Struct):
 
 async def export(desk: Desk, caller: Principal, asked: OfSession) -> SessionExported:
     """`descriptor.json`, `state.json` and `history.jsonl`, as Daycare has them."""
-    from retinue.agents import three_files  # few ever take a session elsewhere
+    from retinue.agents import daycare_format  # few ever take a session elsewhere
 
-    def body(conn: sa.Connection) -> three_files.ThreeFiles:
+    def body(conn: sa.Connection) -> daycare_format.ThreeFiles:
         session = sessions.resolve(conn, asked.session, seen_by=caller)
-        files = three_files.read(conn, session.id)
+        files = daycare_format.read(conn, session.id)
         assert files is not None  # resolved in the same picture of the store
         return files
 
@@ -56,10 +56,10 @@ async def export(desk: Desk, caller: Principal, asked: OfSession) -> SessionExpo
 
 async def take_in(desk: Desk, caller: Principal, asked: Import) -> SessionSummary:
     """A session of the caller's own with this history. Exported, it gives the same files."""
-    from retinue.agents import three_files
+    from retinue.agents import daycare_format
 
     id_ = SessionId(desk.ids.new())
-    imported = three_files.parse(asked.files, id_)
+    imported = daycare_format.parse(asked.files, id_)
 
     def body(conn: sa.Connection) -> Session:
         page = Page(conn, to_ms(desk.clock.now()))

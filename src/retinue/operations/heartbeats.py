@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents.home import ensure_home
+from retinue.agents.agent_directory import ensure_home
 from retinue.agents.instruction_files import Look, take_now
 from retinue.agents.instructions import FileState
 from retinue.domain import heartbeat

@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 import sqlalchemy as sa
 
+from retinue.agents.hook_runner import Happened, Hooks
 from retinue.agents.hooks import KIND, Hook, HookSource, HookState, Standing
-from retinue.agents.hooks_running import Happened, Hooks
 from retinue.domain import address
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.envelope import Draft, Kind

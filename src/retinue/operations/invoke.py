@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from retinue.agents.home import ensure_home, ensure_workspace
+from retinue.agents.agent_directory import ensure_home, ensure_workspace
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.decision import Verdict
 from retinue.domain.errors import NotAllowed, NotFound

@@ -10,7 +10,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from retinue.agents.home import home_of
+from retinue.agents.agent_directory import home_of
 from retinue.domain import address
 from retinue.domain.address import Address, AddressKind
 from retinue.domain.agent import Agent

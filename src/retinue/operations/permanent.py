@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents.changes import differences
-from retinue.agents.home import ensure_home, ensure_workspace, home_of
+from retinue.agents.agent_diff import differences
+from retinue.agents.agent_directory import ensure_home, ensure_workspace, home_of
 from retinue.config import validators
 from retinue.config.declarations import normal_id
 from retinue.domain.address import BACKGROUND, AddressKind, valid_name

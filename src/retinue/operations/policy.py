@@ -11,7 +11,7 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.agents.home import home_of
+from retinue.agents.agent_directory import home_of
 from retinue.config.loader import examine
 from retinue.domain import permission
 from retinue.domain.address import Address

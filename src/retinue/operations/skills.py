@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import sqlalchemy as sa
 
-from retinue.agents.home import home_of
+from retinue.agents.agent_directory import home_of
+from retinue.agents.skill_discovery import FOLDER, Root, find
+from retinue.agents.skill_discovery import Found as FoundSkills
+from retinue.agents.skill_loader import KIND, Shelf
+from retinue.agents.skill_selection import Standing, State
 from retinue.agents.skills import Skill, Source
-from retinue.agents.skills_choosing import Standing, State
-from retinue.agents.skills_finding import FOLDER, Root, find
-from retinue.agents.skills_finding import Found as FoundSkills
-from retinue.agents.skills_shelf import KIND, Shelf
 from retinue.config import Settings, examine
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotFound

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from retinue.agents.home import home_of
+from retinue.agents.agent_directory import home_of
 from retinue.config import Settings
 from retinue.domain.agent import Agent
 from retinue.domain.ids import SessionId, derived

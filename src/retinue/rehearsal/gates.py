@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from retinue.agents.home import ensure_home, home_of
+from retinue.agents.agent_directory import ensure_home, home_of
 from retinue.config import Settings
 from retinue.config.sandbox import DockerSettings, SandboxKind
 from retinue.domain import permission

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.agents.home import ensure_home
+from retinue.agents.agent_directory import ensure_home
 from retinue.config import Settings
 from retinue.config.agent_defaults import Defaults
 from retinue.connectors.base import Accept, Connector, Delivery, Parcel

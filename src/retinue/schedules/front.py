@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import msgspec
 
-from retinue.agents.skills_front import split
+from retinue.agents.skill_front_matter import split
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.ids import ID_LENGTH, ScheduleId
 from retinue.schedules.forms import Form

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Struct
 
 from retinue.agents.instruction_files import Look
-from retinue.agents.skills_front import FENCE, split
+from retinue.agents.skill_front_matter import FENCE, split
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, TooLarge
 from retinue.domain.heartbeat import FOLDER, TASKS_MAX, TITLE_CHARS_MAX, Task, task_id
 from retinue.domain.schedule import Gate, check_gate

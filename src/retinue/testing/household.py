@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
 
-from retinue.agents.home import ensure_home
+from retinue.agents.agent_directory import ensure_home
 from retinue.config import Settings
 from retinue.config.connectors import ConnectorSettings
 from retinue.config.speech import SpeechSettings

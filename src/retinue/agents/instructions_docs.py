@@ -1,4 +1,4 @@
-"""Makes docs/reference/instructions.md from the types: `python -m retinue.agents.reference` in a checkout."""
+"""Makes docs/reference/instructions.md from the types: `python -m retinue.agents.instructions_docs` in a checkout."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from msgspec import Meta, Struct
 
 from retinue.agents.instruction_sections import BUILT_IN
+from retinue.agents.instruction_templates import BUILT_IN as BUILT_IN_FILE
+from retinue.agents.instruction_templates import BUILT_IN_TEXT, ENTRY
 from retinue.agents.instructions import PLACES, Mode, Situation
-from retinue.agents.templates import BUILT_IN as BUILT_IN_FILE
-from retinue.agents.templates import BUILT_IN_TEXT, ENTRY
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "instructions.md"
 

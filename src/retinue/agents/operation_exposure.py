@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from retinue.agents.skill_selection import Lists
 from retinue.agents.skills import Skill
-from retinue.agents.skills_choosing import Lists
 from retinue.config.skills import Exposure
 
 

@@ -23,8 +23,8 @@ from pathlib import Path
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.agents import three_files
-from retinue.agents.three_files import DESCRIPTOR, HISTORY, NAMES, STATE, ThreeFiles
+from retinue.agents import daycare_format
+from retinue.agents.daycare_format import DESCRIPTOR, HISTORY, NAMES, STATE, ThreeFiles
 from retinue.domain.errors import RetinueError
 from retinue.domain.ids import SessionId
 from retinue.store.core import events
@@ -211,7 +211,7 @@ class Mirror:
 
 
 def _read(conn: sa.Connection, *, session: SessionId, first: int) -> tuple[ThreeFiles | None, str | None]:
-    return three_files.read(conn, id_=session, first=first), instructions.text_of(conn, session)
+    return daycare_format.read(conn, id_=session, first=first), instructions.text_of(conn, session)
 
 
 def _bounds(conn: sa.Connection) -> tuple[int, int]:

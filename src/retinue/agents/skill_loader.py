@@ -12,8 +12,9 @@ from typing import Any, cast
 
 from msgspec import Struct
 
-from retinue.agents.skills import Surroundings
-from retinue.agents.skills_choosing import (
+from retinue.agents.operation_exposure import Exposed, expose
+from retinue.agents.skill_discovery import Found, find, roots_of
+from retinue.agents.skill_selection import (
     NOTHING,
     Choice,
     Scoped,
@@ -24,8 +25,7 @@ from retinue.agents.skills_choosing import (
     section,
     standing,
 )
-from retinue.agents.skills_exposure import Exposed, expose
-from retinue.agents.skills_finding import Found, find, roots_of
+from retinue.agents.skills import Surroundings
 from retinue.config.settings import Settings
 from retinue.domain.structs import names
 from retinue.store.agents import approved_hashes

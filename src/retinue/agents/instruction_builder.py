@@ -21,11 +21,11 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct, field
 
-from retinue.agents import templates
+from retinue.agents import instruction_templates
 from retinue.agents.instruction_files import Look, Snapshot, take
 from retinue.agents.instruction_sections import BUILT_IN
+from retinue.agents.instruction_templates import Marks, Template, TemplateBroken
 from retinue.agents.instructions import Mode, Part, Section, Situation, joined, told
-from retinue.agents.templates import Marks, Template, TemplateBroken
 from retinue.domain.agent import Agent
 from retinue.domain.ids import NotificationId, derived
 from retinue.domain.notification import TEXT_LENGTH_MAX, Notification
@@ -134,7 +134,7 @@ class Briefing:
         self._weigh = weigh
         self._mask = mask
         self._sections = tuple(sections)
-        self._templates = Templates(home / templates.FOLDER, store, clock, self._sections, owner)
+        self._templates = Templates(home / instruction_templates.FOLDER, store, clock, self._sections, owner)
         self._sessions: OrderedDict[str, _Known] = OrderedDict()
         self._lately: dict[str, _Known] = {}  # by agent: its conversations are told much the same
 
@@ -296,7 +296,7 @@ class Templates:
 
     async def of(self, agent: str) -> Template | None:
         """None: the house's own."""
-        found = templates.marks(self._name, agent)
+        found = instruction_templates.marks(self._name, agent)
         taken = self._taken.get(agent)
         if taken is not None and taken.marks == found:
             return taken.template
@@ -309,7 +309,7 @@ class Templates:
         return template
 
     async def _load(self, agent: str, found: Marks, *, before: Template | None) -> Template | None:
-        scope = templates.scope_of(found, self._name, agent)
+        scope = instruction_templates.scope_of(found, self._name, agent)
         try:
             template = await asyncio.to_thread(self._read, agent)
         except TemplateBroken as broken:
@@ -324,7 +324,7 @@ class Templates:
 
     def _read(self, agent: str) -> Template | None:
         try:
-            template = templates.load(self._folder, agent)
+            template = instruction_templates.load(self._folder, agent)
         except OSError as error:
             raise TemplateBroken(
                 "this template cannot be read", because=str(error), try_this="look at its folder"
@@ -385,13 +385,13 @@ def _notify(conn: sa.Connection, *, notice: Notification, at_ms: int) -> None:
 
 def findings(house: Path, agents: Sequence[str], sections: Sequence[Section] = BUILT_IN) -> dict[str, TemplateBroken]:
     """Templates on disk that cannot be used, by whose they are: for the doctor, who looks for himself."""
-    folder = house / templates.FOLDER
+    folder = house / instruction_templates.FOLDER
     found: dict[str, TemplateBroken] = {}
     if not folder.is_dir():
         return found
     for agent in ("", *(name for name in agents if os.path.isdir(folder / name))):
         try:
-            template = templates.load(folder, agent)
+            template = instruction_templates.load(folder, agent)
             if template is not None:
                 template.check(sections)
         except TemplateBroken as broken:

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from retinue.agents.changes import differences
+from retinue.agents.agent_diff import differences
 from retinue.domain.agent import Agent
 from retinue.domain.person import Person, Role
 from retinue.domain.structs import replace
