@@ -32,10 +32,10 @@ from retinue.store.core.open_store import open_store
 from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.tools import AppendLine
 from retinue.tools.base import Scene, Tool, schema_of
-from retinue.tools.earlier import EarlierWords
+from retinue.tools.earlier_messages import EarlierWords
 from retinue.tools.grants import Grants
+from retinue.tools.result_truncation import Wholes
 from retinue.tools.toolbox import Occasion, Toolbox
-from retinue.tools.wholes import Wholes
 
 ROUNDS, EACH = 21, 100
 TURNS = 50  # of the conversation that a decision looks back on

@@ -123,8 +123,8 @@ from retinue.store.envelopes.attachment_files import Files
 from retinue.store.people import people, tokens
 from retinue.text.redaction import Masks
 from retinue.tools.base import Tool
-from retinue.tools.earlier import EarlierWords
-from retinue.tools.mcp.servers import layers as mcp_layers
+from retinue.tools.earlier_messages import EarlierWords
+from retinue.tools.mcp.server_pool import layers as mcp_layers
 from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:

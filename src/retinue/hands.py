@@ -64,31 +64,31 @@ from retinue.store.agents import file_trust
 from retinue.store.core.connection import Store
 from retinue.store.envelopes.attachment_files import Files
 from retinue.tools.base import Scene, Tool
-from retinue.tools.delegate.agents import AgentsList, AgentsMessage
-from retinue.tools.delegate.messages import AgentsSwitch, SendAgentMessage
-from retinue.tools.delegate.sessions import SessionsHistory, SessionsList, SessionsSend
-from retinue.tools.delegate.spawn import Sending, SessionsSpawn, StartBackgroundAgent
+from retinue.tools.channel_tools import React, Rooms, SendFile
+from retinue.tools.delegate.agent_message_tools import AgentsSwitch, SendAgentMessage
+from retinue.tools.delegate.agent_tools import AgentsList, AgentsMessage
+from retinue.tools.delegate.session_tools import SessionsHistory, SessionsList, SessionsSend
+from retinue.tools.delegate.spawn_tools import Sending, SessionsSpawn, StartBackgroundAgent
 from retinue.tools.files import Ground, file_tools
 from retinue.tools.grants import Grants
-from retinue.tools.mcp.placing import placed_by
-from retinue.tools.mcp.servers import Servers
+from retinue.tools.mcp.server_pool import Servers
+from retinue.tools.mcp.server_sandbox import placed_by
+from retinue.tools.message_tool import Message
 from retinue.tools.notify import Notify
 from retinue.tools.panels import screen_tools
 from retinue.tools.permissions import Asks, GrantPermission, RequestPermission
 from retinue.tools.questions import AskQuestions
-from retinue.tools.rooms import React, Rooms, SendFile
-from retinue.tools.send import Message
-from retinue.tools.shell.book import Book
-from retinue.tools.shell.confining import Confining, settle
-from retinue.tools.shell.exec import Exec, Rules
+from retinue.tools.result_truncation import Wholes
+from retinue.tools.session_status import SessionStatus
+from retinue.tools.shell.exec_tool import Exec, Rules
+from retinue.tools.shell.job_store import Book
 from retinue.tools.shell.jobs import Jobs
-from retinue.tools.shell.process import Process
-from retinue.tools.status import SessionStatus
-from retinue.tools.web.browser import Browser, BrowserAct, Browsers
-from retinue.tools.web.fetch import WebFetch
-from retinue.tools.web.search import WebSearch
-from retinue.tools.wholes import Wholes
-from retinue.tools.windows import Windows
+from retinue.tools.shell.process_tool import Process
+from retinue.tools.shell.sandbox_choice import Confining, settle
+from retinue.tools.ui_windows import Windows
+from retinue.tools.web.browser_tool import Browser, BrowserAct, Browsers
+from retinue.tools.web.fetch_tool import WebFetch
+from retinue.tools.web.search_tool import WebSearch
 
 if TYPE_CHECKING:
     from retinue.sandbox.container import Containers

@@ -54,7 +54,7 @@ from retinue.store.envelopes import envelopes
 from retinue.store.runs import delegating_agents, delegations
 from retinue.store.runs.run_requesters import requesters_at
 from retinue.store.sessions import sessions
-from retinue.tools.windows import Windows
+from retinue.tools.ui_windows import Windows
 
 LISTS_MAX = 64  # of tools that are remembered as they are told
 PANELS_MAX = 20

@@ -18,8 +18,8 @@ from retinue.intake.background_jobs import FAILED
 from retinue.models.base import Prompt
 from retinue.testing.household import House, Household, terminal
 from retinue.testing.scripted_model import Line, calls, says
-from retinue.tools.delegate.messages import SendAgentMessage
-from retinue.tools.delegate.sessions import SessionsSend
+from retinue.tools.delegate.agent_message_tools import SendAgentMessage
+from retinue.tools.delegate.session_tools import SessionsSend
 
 
 def talkative(household: Household, **delegation: Any) -> Household:

@@ -34,7 +34,7 @@ from retinue.engine.lanes import Slots
 from retinue.models.base import Prompt
 from retinue.testing.household import House, Household
 from retinue.testing.scripted_model import Line, calls, says
-from retinue.tools.delegate.agents import AgentsMessage
+from retinue.tools.delegate.agent_tools import AgentsMessage
 
 
 def staffed(household: Household, **delegation: Any) -> Household:

@@ -43,7 +43,7 @@ from retinue.store.sessions import sessions
 from retinue.testing.household import House, Household, Ways, boss
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.tools.base import Tool
-from retinue.tools.delegate.spawn import Sending, SessionsSpawn
+from retinue.tools.delegate.spawn_tools import Sending, SessionsSpawn
 
 HOUR_S = 3600.0
 

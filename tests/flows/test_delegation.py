@@ -13,7 +13,7 @@ from flows.staff_house import plays
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Kind
 from retinue.testing.scripted_model import Line, calls, says
-from retinue.tools.delegate.answers import RESPONSE_BYTES_MAX
+from retinue.tools.delegate.delegation_result import RESPONSE_BYTES_MAX
 
 CY = Agent(name="cy", model="scripted")
 

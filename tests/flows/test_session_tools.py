@@ -20,7 +20,7 @@ from retinue.domain.trust import Trust
 from retinue.store.runs import runs
 from retinue.store.sessions import sessions
 from retinue.testing.scripted_model import Line, calls, says
-from retinue.tools.delegate.sessions import HISTORY_BYTES_MAX
+from retinue.tools.delegate.session_tools import HISTORY_BYTES_MAX
 
 # In a house without a sandbox no session is confined by it, so that these rules show by themselves.
 OPEN = '[sandbox]\nkind = "off"\n'

@@ -23,7 +23,7 @@ from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line, says
 from retinue.text.answer_dedupe import unsaid
-from retinue.tools.send import Message
+from retinue.tools.message_tool import Message
 
 ABLE = Abilities(text_max=4000, quotes=True, edits=True, reacts=True, types=True)
 

@@ -553,7 +553,7 @@ async def test_it_goes_into_the_main_conversation_or_a_named_one_where_that_is_a
 async def test_the_answer_goes_where_it_is_to_go_and_not_twice_to_whom_the_run_wrote_itself(
     household: Household,
 ) -> None:
-    from retinue.tools.send import Message
+    from retinue.tools.message_tool import Message
 
     quiet = QuietConnector(household.clock)
     household.connectors["quiet"] = quiet

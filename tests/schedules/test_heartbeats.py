@@ -27,7 +27,7 @@ from retinue.store.schedules import schedules
 from retinue.testing.household import House, Household, terminal
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import Line, calls, says
-from retinue.tools.send import Message
+from retinue.tools.message_tool import Message
 
 NINE = utc("2026-01-05 09:00")
 HALF_PAST = utc("2026-01-05 09:30")

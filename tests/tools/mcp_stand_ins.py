@@ -31,8 +31,8 @@ from retinue.store.core.open_store import open_store
 from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.waiting import wait_until
 from retinue.tools.base import Output, Scene, Tool
-from retinue.tools.mcp.servers import FOLDER, Servers
-from retinue.tools.mcp.standing import SandboxOf, Standing, State
+from retinue.tools.mcp.server_pool import FOLDER, Servers
+from retinue.tools.mcp.server_status import SandboxOf, Standing, State
 
 # A server of real make.
 REAL = '''

@@ -38,11 +38,11 @@ from retinue.store.sessions import sessions
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.waiting import wait_until
 from retinue.tools.base import Output, Scene
-from retinue.tools.shell.book import Book, Caps
-from retinue.tools.shell.confining import Placed
-from retinue.tools.shell.exec import Exec, ExecArguments, Rules
+from retinue.tools.shell.exec_tool import Exec, ExecArguments, Rules
+from retinue.tools.shell.job_store import Book, Caps
 from retinue.tools.shell.jobs import Jobs
-from retinue.tools.shell.process import Process, ProcessArguments
+from retinue.tools.shell.process_tool import Process, ProcessArguments
+from retinue.tools.shell.sandbox_choice import Placed
 
 SESSION = SessionId("5e" * 16)
 OTHER = SessionId("0f" * 16)

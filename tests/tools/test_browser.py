@@ -31,11 +31,11 @@ from retinue.text.untrusted_wrapper import WARNING, unwrap
 from retinue.tools.base import Output, ToolFailed
 from retinue.tools.web import cdp as cdp_module
 from retinue.tools.web import chromium
-from retinue.tools.web.browser import ActArguments, Browser, BrowserAct, BrowserArguments, Browsers
+from retinue.tools.web.browser_proxy import GuardedProxy
+from retinue.tools.web.browser_tool import ActArguments, Browser, BrowserAct, BrowserArguments, Browsers
 from retinue.tools.web.cdp import BrowserFailed, Cdp, TooMuch
 from retinue.tools.web.chromium import Way, ways
-from retinue.tools.web.proxy import GuardedProxy
-from retinue.tools.web.snapshot import Names, Outline
+from retinue.tools.web.page_snapshot import Names, Outline
 
 PATH = os.environ.get("PATH", os.defpath)
 ROOT = os.getuid() == 0

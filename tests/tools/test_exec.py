@@ -28,9 +28,9 @@ from retinue.store.agents import file_trust
 from retinue.store.runs.processes import ProcessState
 from retinue.testing.waiting import wait_until
 from retinue.tools.base import Reaching, Scene, Tool, ToolFailed
-from retinue.tools.shell.book import Book, Caps
-from retinue.tools.shell.exec import ExecArguments
-from retinue.tools.shell.logs import Log
+from retinue.tools.shell.exec_tool import ExecArguments
+from retinue.tools.shell.job_output import Log
+from retinue.tools.shell.job_store import Book, Caps
 
 
 @pytest.fixture

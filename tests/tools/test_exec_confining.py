@@ -26,8 +26,8 @@ from retinue.policy.tools.exec_placement import ExecPolicy, Where
 from retinue.sandbox.base import Confinement, Network, Probe, Sandbox
 from retinue.sandbox.host import Host
 from retinue.tools.base import ToolFailed
-from retinue.tools.shell.confining import Confining
-from retinue.tools.shell.exec import Exec, ExecArguments, Rules
+from retinue.tools.shell.exec_tool import Exec, ExecArguments, Rules
+from retinue.tools.shell.sandbox_choice import Confining
 
 
 @dataclass

@@ -23,7 +23,7 @@ from retinue.domain.trust import Trust
 from retinue.store.runs import processes
 from retinue.store.runs.processes import Process, ProcessState
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
-from retinue.tools.shell.marks import end_left_over, mark_of
+from retinue.tools.shell.process_identity import end_left_over, mark_of
 
 
 @contextmanager

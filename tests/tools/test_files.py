@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tools.file_desk import Desk, open_desk
 
 from retinue.domain.tool import RESULT_CHARS_MAX
-from retinue.tools.files import file_tools, finding, placing, reading
-from retinue.tools.files.changes import Change, Changed, change
+from retinue.tools.files import atomic_write, file_tools, find_tool, read_tool
 from retinue.tools.files.globs import parse as parse_glob
-from retinue.tools.paging import page
+from retinue.tools.files.text_edits import Change, Changed, change
+from retinue.tools.text_pages import page
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\x00" * 32
 
@@ -96,8 +96,8 @@ async def test_what_is_no_text_is_attached(desk: Desk) -> None:
 
 
 async def test_a_file_that_is_too_large_is_refused_and_not_loaded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "READ_BYTES_MAX", 1_000)
-    monkeypatch.setattr(reading, "ATTACHED_BYTES_MAX", 30)
+    monkeypatch.setattr(read_tool, "READ_BYTES_MAX", 1_000)
+    monkeypatch.setattr(read_tool, "ATTACHED_BYTES_MAX", 30)
     (desk.work / "large").write_text("x" * 1_001)
     assert await desk.refusal("read", path="large") == "file.too-large"
     (desk.work / "large").write_text("x" * 1_000)
@@ -190,7 +190,7 @@ async def test_a_write_that_fails_leaves_everything_as_it_was(desk: Desk, monkey
         os.write(writing, data[:1])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(placing, "_write_all", full)
+    monkeypatch.setattr(atomic_write, "_write_all", full)
     assert await desk.refusal("write", path="a", content="new") == "path.full"
     assert await desk.refusal("edit", path="a", old="old", new="new") == "path.full"
     assert (desk.work / "a").read_text() == "old"
@@ -283,7 +283,7 @@ async def test_an_edit_of_a_file_that_somebody_else_has_changed_meanwhile_is_ref
         file.write_text("old and THEIRS")
         return real_change(*args, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("retinue.tools.files.editing.change", slowly)
+    monkeypatch.setattr("retinue.tools.files.edit_tool.change", slowly)
     assert await desk.refusal("edit", path="a", old="old", new="new") == "file.changed"
     assert file.read_text() == "old and THEIRS"
 
@@ -344,15 +344,15 @@ async def test_a_search_ends_at_its_bounds_and_says_so(desk: Desk, monkeypatch: 
     for _ in range(4):
         deep.mkdir()
         deep = deep / "d"
-    monkeypatch.setattr(finding, "FIND_DEPTH_MAX", 2)
+    monkeypatch.setattr(find_tool, "FIND_DEPTH_MAX", 2)
     assert "not all: folders more than 2 deep" in await desk.text("find")
-    monkeypatch.setattr(finding, "FIND_FILE_BYTES_MAX", 10)
+    monkeypatch.setattr(find_tool, "FIND_FILE_BYTES_MAX", 10)
     assert "of large files only the first 10 bytes" in await desk.text("find", text="x")
-    monkeypatch.setattr(finding, "FIND_BYTES_MAX", 50)
+    monkeypatch.setattr(find_tool, "FIND_BYTES_MAX", 50)
     assert "not all: only the first 50 bytes" in await desk.text("find", text="x")
-    monkeypatch.setattr(finding, "FIND_ENTRIES_MAX", 5)
+    monkeypatch.setattr(find_tool, "FIND_ENTRIES_MAX", 5)
     assert "not all: only the first 5 names" in await desk.text("find")
-    monkeypatch.setattr(finding, "FIND_S_MAX", -1.0)
+    monkeypatch.setattr(find_tool, "FIND_S_MAX", -1.0)
     assert "not all: the search was ended" in await desk.text("find")
 
 

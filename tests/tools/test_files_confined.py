@@ -14,9 +14,9 @@ from tools.file_desk import Desk, open_desk
 from retinue.domain.permission import WEB, Access, Permission
 from retinue.tools.base import ToolFailed
 from retinue.tools.files import as_granted, read_confined
-from retinue.tools.files.looking import look
+from retinue.tools.files.atomic_write import put
+from retinue.tools.files.file_snapshot import look
 from retinue.tools.files.paths import locate
-from retinue.tools.files.placing import put
 
 CALLS: dict[str, dict[str, Any]] = {
     "read": {},

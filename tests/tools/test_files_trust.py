@@ -21,7 +21,7 @@ from retinue.domain.trust import Trust
 from retinue.real import RealClock
 from retinue.store.agents import file_trust
 from retinue.testing.waiting import WAIT_LIMIT_S, stays_true, wait_until_sync
-from retinue.tools.files import Read, placing, writing
+from retinue.tools.files import Read, atomic_write, write_tool
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\x00" * 32
 
@@ -65,7 +65,7 @@ async def test_the_label_is_there_before_the_file_is(desk: Desk, monkeypatch: py
     def stop(*_: object, **__: object) -> None:
         raise MemoryError("the house stops here")
 
-    monkeypatch.setattr(writing, "put", stop)
+    monkeypatch.setattr(write_tool, "put", stop)
     with pytest.raises(MemoryError):
         await desk.call("write", desk.dirty, path="a", content="x")
     assert (desk.work / "a").read_text() == "old"
@@ -226,7 +226,7 @@ async def test_a_write_that_was_given_up_is_over_before_the_next_one_begins(
 ) -> None:
     begun, go_on = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
-    write_all = placing._write_all  # pyright: ignore[reportPrivateUsage]
+    write_all = atomic_write._write_all  # pyright: ignore[reportPrivateUsage]
 
     def slowly(writing: int, data: bytes) -> None:
         if data == b"theirs":
@@ -234,7 +234,7 @@ async def test_a_write_that_was_given_up_is_over_before_the_next_one_begins(
             go_on.wait(WAIT_LIMIT_S)
         write_all(writing, data)
 
-    monkeypatch.setattr(placing, "_write_all", slowly)
+    monkeypatch.setattr(atomic_write, "_write_all", slowly)
     theirs = asyncio.create_task(desk.call("write", desk.dirty, path="a", content="theirs"))
     await begun.wait()
     theirs.cancel()

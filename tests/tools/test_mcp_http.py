@@ -14,7 +14,7 @@ from retinue.config.mcp import McpServer
 from retinue.config.secret import Secret
 from retinue.text.untrusted_wrapper import unwrap
 from retinue.tools.base import ToolFailed
-from retinue.tools.mcp.standing import State
+from retinue.tools.mcp.server_status import State
 
 
 async def test_a_real_server_at_an_address_is_used_and_its_changes_are_heard(tmp_path: Path) -> None:

@@ -14,10 +14,19 @@ from hypothesis import strategies as st
 from retinue.config.mcp import server_name
 from retinue.domain.structs import replace
 from retinue.domain.tool import Effect
-from retinue.tools.mcp.lines import BEGINNING_BYTES, Lines
-from retinue.tools.mcp.listing import DESCRIPTION_CHARS_MAX, DESTROYS, READS, TOOLS_MAX, WRITES, Hints, Said, listing
-from retinue.tools.mcp.naming import NAME_LENGTH_MAX, tool_name
 from retinue.tools.mcp.schemas import DEPTH_MAX, Unfit, flat, misfit
+from retinue.tools.mcp.stdio_transport import BEGINNING_BYTES, Lines
+from retinue.tools.mcp.tool_list import (
+    DESCRIPTION_CHARS_MAX,
+    DESTROYS,
+    READS,
+    TOOLS_MAX,
+    WRITES,
+    Hints,
+    Said,
+    listing,
+)
+from retinue.tools.mcp.tool_names import NAME_LENGTH_MAX, tool_name
 
 EVERYTHING = frozenset({Effect.READS_UNTRUSTED, Effect.WRITES, Effect.SENDS_OUT})
 

@@ -27,8 +27,8 @@ from retinue.operations.base import Desk
 from retinue.operations.health import Health
 from retinue.policy.tools.tools import Chain, Circumstances, layers_for
 from retinue.text.untrusted_wrapper import unwrap
-from retinue.tools.mcp.servers import layers
-from retinue.tools.mcp.standing import State
+from retinue.tools.mcp.server_pool import layers
+from retinue.tools.mcp.server_status import State
 from retinue.tools.toolbox import Occasion, Toolbox
 
 ADA = Agent(name="ada")

@@ -25,11 +25,11 @@ from retinue.testing.fake_clock import FakeClock
 from retinue.testing.loop_time import skipping_loop_time
 from retinue.text.untrusted_wrapper import WARNING, unwrap
 from retinue.tools.base import ToolFailed
-from retinue.tools.mcp.lines import LOG
-from retinue.tools.mcp.placing import placed_by
-from retinue.tools.mcp.server import RETRY_FIRST_S, RETRY_MAX_S
-from retinue.tools.mcp.standing import State
-from retinue.tools.shell.confining import Confining
+from retinue.tools.mcp.mcp_server import RETRY_FIRST_S, RETRY_MAX_S
+from retinue.tools.mcp.server_sandbox import placed_by
+from retinue.tools.mcp.server_status import State
+from retinue.tools.mcp.stdio_transport import LOG
+from retinue.tools.shell.sandbox_choice import Confining
 
 
 @pytest.mark.spec("A72")

@@ -16,10 +16,10 @@ from retinue.domain.trust import Trust
 from retinue.testing.waiting import wait_until
 from retinue.text.redaction import Masks
 from retinue.tools.base import ToolFailed
-from retinue.tools.paging import page
-from retinue.tools.shell import logs
-from retinue.tools.shell.keys import PASTE_BEGINS, PASTE_ENDS, encoded, pasted
-from retinue.tools.shell.logs import LINE_CHARS_MAX, Log, plain
+from retinue.tools.shell import job_output
+from retinue.tools.shell.job_output import LINE_CHARS_MAX, Log, plain
+from retinue.tools.shell.terminal_keys import PASTE_BEGINS, PASTE_ENDS, encoded, pasted
+from retinue.tools.text_pages import page
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ async def test_an_id_that_names_nothing_is_refused(desk: Desk, id_: str) -> None
 
 
 def test_an_action_that_is_none_is_refused(tmp_path: Path) -> None:
-    from retinue.tools.shell.process import ProcessArguments
+    from retinue.tools.shell.process_tool import ProcessArguments
 
     for wrong in ({"action": "restart"}, {"action": "log", "offset": -1}, {"action": "log", "limit": 0}, {}):
         with pytest.raises(msgspec.ValidationError):
@@ -317,10 +317,10 @@ def test_the_shown_part_is_the_whole_or_both_its_ends(
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "a.log"
     path.write_text(text)
-    shown = logs.middle_cut(path, chars_max=chars)
+    shown = job_output.middle_cut(path, chars_max=chars)
 
     if len(text) <= chars:
-        assert shown == logs.Shown(text)
+        assert shown == job_output.Shown(text)
     else:
         half = chars // 2
         assert shown.text.startswith(text[:half]) and shown.text.endswith(text[-half:])
@@ -330,7 +330,7 @@ def test_the_shown_part_is_the_whole_or_both_its_ends(
 def test_a_line_without_end_is_told_in_pieces(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_text("é" * (LINE_CHARS_MAX + 1) + "\nlast")
-    page = logs.page(path, offset=0, limit=10)
+    page = job_output.page(path, offset=0, limit=10)
 
     assert [len(line) for line in page.lines] == [LINE_CHARS_MAX, 1, 4]
     assert page.total == 3
@@ -349,11 +349,11 @@ def test_half_a_secret_is_not_shown_wherever_a_log_is_cut(tmp_path: Path, at: in
         return not any(SECRET[n : n + 8] in shown for n in range(len(SECRET) - 7))
 
     for chars in (60, 100, 140):
-        assert is_kept(logs.middle_cut(path, chars_max=chars, mask=mask).text)
-        assert is_kept(logs.tail(path, chars_max=chars, mask=mask)[0])
-    assert is_kept(logs.tail(path, chars_max=1_000, from_byte=at + 10, mask=mask)[0])
-    assert not is_kept(logs.tail(path, chars_max=1_000, from_byte=at + 2)[0]), "without a mask it would be"
-    assert not is_kept(logs.middle_cut(path, chars_max=2 * at + 20).text)
+        assert is_kept(job_output.middle_cut(path, chars_max=chars, mask=mask).text)
+        assert is_kept(job_output.tail(path, chars_max=chars, mask=mask)[0])
+    assert is_kept(job_output.tail(path, chars_max=1_000, from_byte=at + 10, mask=mask)[0])
+    assert not is_kept(job_output.tail(path, chars_max=1_000, from_byte=at + 2)[0]), "without a mask it would be"
+    assert not is_kept(job_output.middle_cut(path, chars_max=2 * at + 20).text)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2, None])
@@ -365,7 +365,7 @@ def test_a_page_of_a_log_shows_no_part_of_a_secret_and_counts_its_lines_alike(
     path = tmp_path / "a.log"
     long = "z" * (LINE_CHARS_MAX - 10) + SECRET + "z" * 100
     path.write_text(f"first\n{two_lines}\n{long}\nlast\n")
-    plain_, masked = (logs.page(path, offset=offset, limit=2, mask=each) for each in (str, mask))
+    plain_, masked = (job_output.page(path, offset=offset, limit=2, mask=each) for each in (str, mask))
     assert (masked.first, masked.total, len(masked.lines)) == (plain_.first, plain_.total, len(plain_.lines))
     shown = "\n".join(masked.lines)
     assert not any(words in shown for words in ("horse-one", "battery", "correct"))

@@ -22,8 +22,8 @@ from retinue.testing.household import House, Household
 from retinue.testing.quiet_connector import QuietConnector
 from retinue.testing.scripted_model import calls, says
 from retinue.tools.base import Tool
+from retinue.tools.channel_tools import React, SendFile
 from retinue.tools.files import Ground
-from retinue.tools.rooms import React, SendFile
 from retinue.tools.toolbox import Toolbox
 
 ABLE = Abilities(files=True, file_bytes_max=1000, caption_max=100, reacts=True)

@@ -24,10 +24,10 @@ from retinue.testing.fake_clock import FakeClock
 from retinue.text.redaction import Masks
 from retinue.text.untrusted_wrapper import WARNING, is_wrapped, unwrap
 from retinue.tools.base import Output, ToolFailed
-from retinue.tools.web import html
-from retinue.tools.web.cache import CACHE_S, Cache
-from retinue.tools.web.fetch import ERROR_CHARS_MAX, FETCH_CHARS_MAX, FetchArguments, WebFetch
-from retinue.tools.web.guard import WebRefused
+from retinue.tools.web import page_text
+from retinue.tools.web.fetch_tool import ERROR_CHARS_MAX, FETCH_CHARS_MAX, FetchArguments, WebFetch
+from retinue.tools.web.page_cache import CACHE_S, Cache
+from retinue.tools.web.url_guard import WebRefused
 
 PARAGRAPH = "The kettle was invented long before the stove, and nobody remembers by whom it was first put on a fire. "
 ARTICLE = f"""<!doctype html><html lang="en"><head><title>Kettles &amp; Pots</title>
@@ -184,8 +184,8 @@ async def test_a_page_is_read_in_its_own_characters(body: bytes, type: str, cloc
 def test_a_page_says_its_own_characters() -> None:
     page = '<meta charset="windows-1251"><p>Привет</p>'.encode("cp1251")
 
-    assert "Привет" in html.decoded(page, "text/html")
-    assert html.decoded("naïve".encode()[:3], "") == "na\ufffd"
+    assert "Привет" in page_text.decoded(page, "text/html")
+    assert page_text.decoded("naïve".encode()[:3], "") == "na\ufffd"
 
 
 async def test_what_is_no_text_is_named_and_attached(clock: FakeClock, tmp_path: Path) -> None:
@@ -292,9 +292,9 @@ def test_arguments_that_make_no_sense_are_refused(arguments: Mapping[str, Any]) 
 def test_reading_a_hostile_page_costs_no_more_than_its_length(piece: str) -> None:
     page = piece * (500_000 // len(piece))
 
-    html.plain_text(page, markdown=True)
-    html.about(page)
-    html.decoded(page.encode(), "")
+    page_text.plain_text(page, markdown=True)
+    page_text.about(page)
+    page_text.decoded(page.encode(), "")
 
 
 async def test_an_unpacked_page_has_the_same_bound(clock: FakeClock) -> None:

@@ -16,8 +16,8 @@ from tools.web_stand_ins import LOOPBACK, Names, Reply, Site, scene, site
 from retinue.config.web import WebSettings
 from retinue.domain.permission import WEB
 from retinue.tools.base import ToolFailed
-from retinue.tools.web.guard import Guard, WebFailed, WebRefused, guard_from, missing, require_web
-from retinue.tools.web.http import Answer, Http
+from retinue.tools.web.guarded_request import Answer, Http
+from retinue.tools.web.url_guard import Guard, WebFailed, WebRefused, guard_from, missing, require_web
 
 SOON_S = 60.0
 

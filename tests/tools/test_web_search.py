@@ -20,9 +20,9 @@ from retinue.models.providers import BRAVE_KEY
 from retinue.testing.fake_clock import FakeClock
 from retinue.text.untrusted_wrapper import unwrap
 from retinue.tools.base import Output, ToolFailed
-from retinue.tools.web.cache import CACHE_ENTRIES_MAX, CACHE_S
-from retinue.tools.web.guard import WebFailed, WebRefused
-from retinue.tools.web.search import SearchArguments, WebSearch
+from retinue.tools.web.page_cache import CACHE_ENTRIES_MAX, CACHE_S
+from retinue.tools.web.search_tool import SearchArguments, WebSearch
+from retinue.tools.web.url_guard import WebFailed, WebRefused
 
 KEY = "BSA-never-to-be-seen"
 JSON = "application/json"

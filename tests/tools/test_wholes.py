@@ -18,7 +18,7 @@ from retinue.domain.trust import Trust
 from retinue.store.sessions import full_results as stored
 from retinue.store.sessions import records
 from retinue.store.sessions.full_results import ROWS_AT_ONCE_MAX
-from retinue.tools.wholes import Wholes
+from retinue.tools.result_truncation import Wholes
 
 LONG = "".join(f"line {number}\n" for number in range(1, 20_001))
 OTHER = SessionId("7" * 32)

@@ -12,7 +12,7 @@ from retinue.testing.fake_clock import FakeClock
 from retinue.testing.household import CountedIds
 from retinue.tools.base import ToolFailed
 from retinue.tools.panels import _checked  # pyright: ignore[reportPrivateUsage]
-from retinue.tools.windows import (
+from retinue.tools.ui_windows import (
     ANSWERED_WITHIN_S,
     COMMANDS_WAITING_MAX,
     PANELS_MAX,

@@ -15,7 +15,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.permission import Rights
 from retinue.tools.base import Scene
-from retinue.tools.web.guard import Guard, guard_from
+from retinue.tools.web.url_guard import Guard, guard_from
 
 LOOPBACK = (IPv4Network("127.0.0.0/8"),)
 

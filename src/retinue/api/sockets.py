@@ -18,7 +18,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.principal import Principal
 from retinue.operations.base import Desk
 from retinue.store.sessions import sessions
-from retinue.tools.windows import Inventory, Panel, Window
+from retinue.tools.ui_windows import Inventory, Panel, Window
 
 PROTOCOL = 1
 HELLO_WITHIN_S = 10.0

@@ -35,12 +35,12 @@ from retinue.operations.agents import find_agent
 from retinue.operations.base import Desk, Operation
 from retinue.store.core.transaction import Page
 from retinue.tools.base import Scene, ToolFailed
-from retinue.tools.files.ground import Ground, done_in_thread
-from retinue.tools.files.kinds import binary_type
-from retinue.tools.files.looking import Looked, look, look_if_there
+from retinue.tools.files.atomic_write import put
+from retinue.tools.files.file_access import Ground, done_in_thread
+from retinue.tools.files.file_snapshot import Looked, look, look_if_there
+from retinue.tools.files.file_types import binary_type
 from retinue.tools.files.paths import Place, listed, locate, seen
-from retinue.tools.files.placing import put
-from retinue.tools.files.writing import encoded, put_changed
+from retinue.tools.files.write_tool import encoded, put_changed
 
 FILES_LISTED_MAX = 200
 ENTRIES_LOOKED_AT_MAX = 2_000  # of one folder

@@ -41,7 +41,7 @@ from retinue.store.core import idempotency
 from retinue.store.core.connection import Store
 from retinue.store.envelopes.attachment_files import Files
 from retinue.text.redaction import masked_error
-from retinue.tools.files.ground import Ground
+from retinue.tools.files.file_access import Ground
 from retinue.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from retinue.operations.plugins import Guests
     from retinue.schedules.files import ScheduleFiles
     from retinue.schedules.heartbeats import Heartbeats
-    from retinue.tools.mcp.servers import Servers
-    from retinue.tools.windows import Windows
+    from retinue.tools.mcp.server_pool import Servers
+    from retinue.tools.ui_windows import Windows
 
 NUMBER_MAX = 2**63  # what every store can keep
 

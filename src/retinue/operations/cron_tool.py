@@ -32,9 +32,9 @@ from retinue.store.envelopes import envelopes
 from retinue.store.schedules import schedules
 from retinue.store.sessions import records, sessions
 from retinue.tools.base import Output, Scene, Tool, ToolFailed, as_tool_failed, schema_of
-from retinue.tools.files.ground import Ground
-from retinue.tools.files.reading import Read, ReadArguments
-from retinue.tools.files.writing import Write, WriteArguments
+from retinue.tools.files.file_access import Ground
+from retinue.tools.files.read_tool import Read, ReadArguments
+from retinue.tools.files.write_tool import Write, WriteArguments
 from retinue.tools.notify import person_of
 
 LINES_MAX = 10

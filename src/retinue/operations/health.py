@@ -21,7 +21,7 @@ from retinue.store.core.connection import Store
 if TYPE_CHECKING:
     from retinue.connectors.supervisor.connector_supervisor import Switchboard
     from retinue.operations.plugins import Guests
-    from retinue.tools.mcp.servers import Servers
+    from retinue.tools.mcp.server_pool import Servers
 
 F = TypeVar("F")
 

@@ -13,8 +13,8 @@ from retinue.domain.principal import Principal
 from retinue.domain.times import show as show_time
 from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.health import Check, Found, Scene, problem, warning
-from retinue.tools.mcp.servers import Servers
-from retinue.tools.mcp.standing import Standing, State
+from retinue.tools.mcp.server_pool import Servers
+from retinue.tools.mcp.server_status import Standing, State
 
 DIFFERENCE_LINES_MAX = 2_000
 HASH_DIGITS_MIN = 8

@@ -36,8 +36,8 @@ from retinue.store.agents import agents
 from retinue.store.core.connection import Store
 from retinue.store.runs import delegations
 from retinue.store.sessions import external_keys, sessions
-from retinue.tools.web.guard import Guard
-from retinue.tools.web.http import Http
+from retinue.tools.web.guarded_request import Http
+from retinue.tools.web.url_guard import Guard
 
 ATTEMPT_S = 5.0  # for one try; what the far side does with it may take as long as the agent's `timeout_s`
 ATTEMPTS_MAX = 21  # more than any agent's own `retries`

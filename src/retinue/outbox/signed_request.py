@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from retinue.connectors.base import Delivery, DeliveryFailed, FailureKind
-from retinue.tools.web.guard import WebFailed, WebRefused
-from retinue.tools.web.http import Answer, Http
+from retinue.tools.web.guarded_request import Answer, Http
+from retinue.tools.web.url_guard import WebFailed, WebRefused
 
 ANSWER_BYTES_MAX = 2_000  # of what a place says to a letter: enough to see what is wrong
 RETRY_AFTER_DIGITS_MAX = 6

@@ -27,7 +27,7 @@ from retinue.schedules.heartbeats import Heartbeats, Wishes
 from retinue.schedules.labelled import look_for
 from retinue.store.core.connection import Store
 from retinue.store.envelopes.attachment_files import Files
-from retinue.tools.files.ground import Ground
+from retinue.tools.files.file_access import Ground
 
 NOT_READ = GateSaid(open=False, because="there is nothing here that could read its checklist")
 

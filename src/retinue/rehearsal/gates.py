@@ -30,7 +30,7 @@ from retinue.schedules.gates import Gates
 from retinue.store.core.connection import Store
 from retinue.store.sessions import sessions
 from retinue.tools.grants import Grants
-from retinue.tools.shell.confining import Confining
+from retinue.tools.shell.sandbox_choice import Confining
 
 HOME_BYTES_MAX = 200 * 1024 * 1024
 ASSUMED = "assumed open"

@@ -35,8 +35,8 @@ from retinue.text.untrusted_wrapper import wrap
 from retinue.tools.base import Scene, ToolFailed
 from retinue.tools.files.paths import locate, reach_of
 from retinue.tools.grants import Grants
-from retinue.tools.shell.confining import Confining, Placed, believed
-from retinue.tools.shell.programs import argv_of, environment, program_of
+from retinue.tools.shell.argv import argv_of, environment, program_of
+from retinue.tools.shell.sandbox_choice import Confining, Placed, believed
 
 OUTPUT_BYTES_MAX = 1024 * 1024  # that is read of what a gate says
 SHOWN_BYTES_MAX = 32_768  # that a model reads of it

@@ -9,8 +9,8 @@ from functools import partial
 from retinue.agents.instruction_files import FILE_BYTES_MAX, Looked
 from retinue.domain.trust import least
 from retinue.store.agents import file_trust
-from retinue.tools.files.ground import Ground
-from retinue.tools.files.looking import look_if_there
+from retinue.tools.files.file_access import Ground
+from retinue.tools.files.file_snapshot import look_if_there
 
 
 async def look_for(ground: Ground, path: str) -> Looked | None:

@@ -81,7 +81,7 @@ from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 from retinue.tools.base import Tool
 from retinue.tools.files import Ground, Read
 from retinue.tools.grants import Grants
-from retinue.tools.status import SessionStatus
+from retinue.tools.session_status import SessionStatus
 from retinue.tools.toolbox import Toolbox
 
 WAIT_S = WAIT_LIMIT_S

@@ -26,8 +26,8 @@ from retinue.domain.session import Overflow, QueueMode, QueuePolicy
 from retinue.net.signatures import ABOUT, LETTER, SIGNATURE, TIMESTAMP, WINDOW_S, Purpose, signed
 from retinue.outbox.external_agent_delivery import callback_url
 from retinue.testing.virtual_time import VirtualClock
-from retinue.tools.web.guard import Guard, WebFailed
-from retinue.tools.web.http import Answer, Http
+from retinue.tools.web.guarded_request import Answer, Http
+from retinue.tools.web.url_guard import Guard, WebFailed
 
 if TYPE_CHECKING:
     import sqlite3

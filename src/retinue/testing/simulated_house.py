@@ -63,11 +63,11 @@ from retinue.testing.thinking import Thinking
 from retinue.testing.tools import AppendLineArguments
 from retinue.testing.virtual_time import VirtualClock
 from retinue.tools.base import Scene, Tool, schema_of
-from retinue.tools.delegate.agents import AgentsMessage
-from retinue.tools.delegate.messages import SendAgentMessage
-from retinue.tools.delegate.spawn import Sending, SessionsSpawn
+from retinue.tools.delegate.agent_message_tools import SendAgentMessage
+from retinue.tools.delegate.agent_tools import AgentsMessage
+from retinue.tools.delegate.spawn_tools import Sending, SessionsSpawn
 from retinue.tools.grants import Grants
-from retinue.tools.status import SessionStatus
+from retinue.tools.session_status import SessionStatus
 from retinue.tools.toolbox import Toolbox
 
 T = TypeVar("T")

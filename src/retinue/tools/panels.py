@@ -19,7 +19,7 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.tools.base import Scene, Tool, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.notify import person_of
-from retinue.tools.windows import NAME_LENGTH_MAX, TITLE_LENGTH_MAX, Panel, Window, Windows
+from retinue.tools.ui_windows import NAME_LENGTH_MAX, TITLE_LENGTH_MAX, Panel, Window, Windows
 
 URL_LENGTH_MAX = 2_000
 PANEL_TYPE = "panel-type"  # in a command: `type` is that of the frame

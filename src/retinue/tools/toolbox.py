@@ -40,12 +40,12 @@ from retinue.policy.tools.tool_groups import ABSENT
 from retinue.policy.tools.tools import Chain, Circumstances, Layer, by_sender, layers_for
 from retinue.text.untrusted_wrapper import is_wrapped, wrap
 from retinue.tools.base import Confirmed, Output, Pending, Reaching, Ruled, Scene, Tool, ToolFailed, Walled
-from retinue.tools.earlier import EarlierWords
+from retinue.tools.earlier_messages import EarlierWords
 from retinue.tools.grants import Grants
-from retinue.tools.wholes import Wholes
+from retinue.tools.result_truncation import Wholes
 
 if TYPE_CHECKING:
-    from retinue.tools.origins import Reading
+    from retinue.tools.argument_provenance import Reading
 
 CHAINS_REMEMBERED_MAX = 1_000
 AGENTS_REMEMBERED_MAX = 10_000
@@ -314,7 +314,7 @@ class Toolbox:
         if self._earlier is not None:
             context = [*await self._earlier(occasion.session, context), *context]
         today = self._clock.now().astimezone(self._zone).date() if self._clock is not None else None
-        from retinue.tools.origins import Reading  # only once something was read that nobody vouches for
+        from retinue.tools.argument_provenance import Reading  # only once something was read that nobody vouches for
 
         return Reading(self._origin(), context, today=today, as_read=self._as_read)
 

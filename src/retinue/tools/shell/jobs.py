@@ -23,10 +23,10 @@ from retinue.sandbox.base import Child, Ended
 from retinue.store.core.connection import HOPELESS
 from retinue.store.runs.processes import Process, ProcessState
 from retinue.tools.base import Scene, ToolFailed
-from retinue.tools.shell.book import Book
-from retinue.tools.shell.confining import PathGuard
-from retinue.tools.shell.logs import Log
-from retinue.tools.shell.marks import mark_of
+from retinue.tools.shell.job_output import Log
+from retinue.tools.shell.job_store import Book
+from retinue.tools.shell.process_identity import mark_of
+from retinue.tools.shell.sandbox_choice import PathGuard
 
 log = logging.getLogger(__name__)
 

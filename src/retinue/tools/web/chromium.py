@@ -22,9 +22,9 @@ from msgspec import Struct
 from retinue.sandbox.base import Limits
 from retinue.sandbox.resource_monitor import Watch
 from retinue.tools.base import ToolFailed
+from retinue.tools.web.browser_proxy import GuardedProxy
 from retinue.tools.web.cdp import Cdp
-from retinue.tools.web.guard import Guard
-from retinue.tools.web.proxy import GuardedProxy
+from retinue.tools.web.url_guard import Guard
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 START_S = 30.0

@@ -18,7 +18,7 @@ from retinue.store.agents import file_trust
 from retinue.store.core.connection import Store
 from retinue.store.envelopes.attachment_files import Files
 from retinue.tools.base import Scene
-from retinue.tools.files.looking import Looked
+from retinue.tools.files.file_snapshot import Looked
 
 T = TypeVar("T")
 

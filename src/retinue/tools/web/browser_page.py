@@ -14,8 +14,8 @@ from msgspec import Struct, field
 from retinue.tools.base import ToolFailed
 from retinue.tools.web.cdp import BrowserFailed, Cdp, TooMuch
 from retinue.tools.web.chromium import HEIGHT, WIDTH
-from retinue.tools.web.guard import WebFailed
-from retinue.tools.web.snapshot import Names, Outline
+from retinue.tools.web.page_snapshot import Names, Outline
+from retinue.tools.web.url_guard import WebFailed
 
 TABS_MAX = 4
 FRAMES_MAX = 8

@@ -33,7 +33,7 @@ from retinue.store.runs import runs
 from retinue.store.sessions import records, sessions
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files import Ground
-from retinue.tools.files.looking import look
+from retinue.tools.files.file_snapshot import look
 from retinue.tools.files.paths import locate
 
 SENT_BYTES_MAX = 50 * 1024 * 1024

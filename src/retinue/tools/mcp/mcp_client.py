@@ -15,9 +15,9 @@ from msgspec import Struct
 from retinue.config.mcp import McpServer
 from retinue.domain.errors import RetinueError
 from retinue.sandbox.base import MIB, Confinement, Limits, Network
-from retinue.tools.mcp.lines import LOG, MESSAGE_BYTES_MAX, apart, speaking
-from retinue.tools.mcp.listing import Hints, Said
-from retinue.tools.mcp.standing import Needs
+from retinue.tools.mcp.server_status import Needs
+from retinue.tools.mcp.stdio_transport import LOG, MESSAGE_BYTES_MAX, apart, speaking
+from retinue.tools.mcp.tool_list import Hints, Said
 
 if TYPE_CHECKING:
     import mcp_types as types
@@ -141,7 +141,7 @@ async def _transport(name: str, settings: McpServer, needs: Needs, line: Line, s
         return speaking(child, ended=line.ended)
     from mcp.client.streamable_http import streamable_http_client
 
-    from retinue.tools.mcp.http import caller
+    from retinue.tools.mcp.http_transport import caller
 
     def refused(status: int) -> None:
         line.status = status

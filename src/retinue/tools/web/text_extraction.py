@@ -6,8 +6,8 @@ import asyncio
 
 from msgspec import Struct
 
-from retinue.tools.web import html
-from retinue.tools.web.http import Answer
+from retinue.tools.web import page_text
+from retinue.tools.web.guarded_request import Answer
 
 EXTRACT_S = 20.0
 EXTRACT_CHARS_MAX = 2_000_000
@@ -60,14 +60,14 @@ async def extracted(page: str, url: str, *, markdown: bool) -> Reading:
         async with asyncio.timeout(EXTRACT_S):
             return await asyncio.to_thread(_extract, page[:EXTRACT_CHARS_MAX], url, markdown=markdown)
     except TimeoutError:
-        return Reading(await asyncio.to_thread(html.plain_text, page, markdown=markdown), TOO_SLOW)
+        return Reading(await asyncio.to_thread(page_text.plain_text, page, markdown=markdown), TOO_SLOW)
 
 
 def _extract(page: str, url: str, *, markdown: bool) -> Reading:
     try:
         import trafilatura
     except ImportError:
-        return Reading(html.plain_text(page, markdown=markdown), NOT_INSTALLED)
+        return Reading(page_text.plain_text(page, markdown=markdown), NOT_INSTALLED)
     try:
         found = trafilatura.extract(
             page,
@@ -81,4 +81,4 @@ def _extract(page: str, url: str, *, markdown: bool) -> Reading:
         found = None
     if found and found.strip():
         return Reading(found)
-    return Reading(html.plain_text(page, markdown=markdown), NOTHING_FOUND)
+    return Reading(page_text.plain_text(page, markdown=markdown), NOTHING_FOUND)

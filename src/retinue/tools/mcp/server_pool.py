@@ -23,12 +23,12 @@ from retinue.store.agents import approved_hashes
 from retinue.store.core.connection import Store
 from retinue.store.envelopes.attachment_files import Files
 from retinue.tools.base import Tool
-from retinue.tools.mcp.naming import PREFIX
-from retinue.tools.mcp.standing import Needs, SandboxOf, Standing, State, same_line
+from retinue.tools.mcp.server_status import Needs, SandboxOf, Standing, State, same_line
+from retinue.tools.mcp.tool_names import PREFIX
 
 if TYPE_CHECKING:
-    from retinue.tools.mcp.listing import Listing
-    from retinue.tools.mcp.server import Server
+    from retinue.tools.mcp.mcp_server import Server
+    from retinue.tools.mcp.tool_list import Listing
 
 KIND = "mcp"
 """Of pins: whose tools were looked at and found good."""
@@ -115,7 +115,7 @@ class Servers:
         self._one(name).restart()
 
     def _new(self, name: str, settings: McpServer) -> Server:
-        from retinue.tools.mcp.server import Server  # few houses have one
+        from retinue.tools.mcp.mcp_server import Server  # few houses have one
 
         return Server(
             name,
@@ -149,7 +149,7 @@ class Servers:
         known = self._tools.get(name)
         if known is not None and known[0] is offered:
             return known[1]
-        from retinue.tools.mcp.tool import McpResources, McpTool
+        from retinue.tools.mcp.mcp_tool import McpResources, McpTool
 
         made: list[Tool] = [McpTool(server, offer, self.settings, self._ids, self._files) for offer in offered.offers]
         if offered.resources:

@@ -14,13 +14,13 @@ from retinue.domain.permission import Access, Permission
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.tools.base import Output, Scene, ToolFailed
-from retinue.tools.files.arguments import TEXT_BYTES_MAX, PathArguments, shown_schema
-from retinue.tools.files.changes import PLACES_SHOWN_MAX, Change, change
-from retinue.tools.files.ground import Ground
+from retinue.tools.files.file_access import Ground
+from retinue.tools.files.file_arguments import TEXT_BYTES_MAX, PathArguments, shown_schema
+from retinue.tools.files.file_snapshot import look
 from retinue.tools.files.instruction_guard import locate_to_write
-from retinue.tools.files.looking import look
 from retinue.tools.files.paths import lacking, seen
-from retinue.tools.files.writing import encoded, put_changed
+from retinue.tools.files.text_edits import PLACES_SHOWN_MAX, Change, change
+from retinue.tools.files.write_tool import encoded, put_changed
 
 EDITS_MAX = 100
 

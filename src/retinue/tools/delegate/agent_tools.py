@@ -21,8 +21,8 @@ from retinue.policy.access.webhooks import check
 from retinue.store.agents import agents
 from retinue.store.core.connection import Store
 from retinue.tools.base import Output, Pending, Scene, ToolFailed, as_tool_failed, schema_of
-from retinue.tools.delegate.answers import told
-from retinue.tools.web.guard import missing, require_web
+from retinue.tools.delegate.delegation_result import told
+from retinue.tools.web.url_guard import missing, require_web
 
 WAIT_S = 300.0
 WAIT_S_MAX = 3_600.0

@@ -14,11 +14,11 @@ from retinue.domain.tool import Effect, ToolSpec
 from retinue.policy.tools.tool_groups import fits
 from retinue.store.envelopes.attachment_files import Files
 from retinue.tools.base import Output, Scene, ToolFailed, schema_of
-from retinue.tools.mcp import results
-from retinue.tools.mcp.listing import READS, RESOURCES, Offer
-from retinue.tools.mcp.naming import tool_name
+from retinue.tools.mcp import mcp_results
+from retinue.tools.mcp.mcp_server import Server, unusable
 from retinue.tools.mcp.schemas import misfit
-from retinue.tools.mcp.server import Server, unusable
+from retinue.tools.mcp.tool_list import READS, RESOURCES, Offer
+from retinue.tools.mcp.tool_names import tool_name
 
 SLACK_S = 10.0  # the bound of a call is the server's; the toolbox's comes after it
 URI_CHARS_MAX = 2_000
@@ -50,8 +50,8 @@ class _OfServer:
         if not server.standing.usable:
             raise unusable(server.standing)
 
-    def _named(self, tool: str) -> results.Of:
-        return results.Of(server=self._server.name, tool=tool, id=self._ids.new())
+    def _named(self, tool: str) -> mcp_results.Of:
+        return mcp_results.Of(server=self._server.name, tool=tool, id=self._ids.new())
 
 
 class McpTool(_OfServer):
@@ -95,8 +95,8 @@ class McpTool(_OfServer):
         try:
             result = await self._server.call(self._offer.theirs, arguments)
         except MCPError as error:
-            return results.words(error.error.message, failed=True, of=named)
-        return await results.read(result, files=self._files, of=named)
+            return mcp_results.words(error.error.message, failed=True, of=named)
+        return await mcp_results.read(result, files=self._files, of=named)
 
 
 class ResourceArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -131,10 +131,10 @@ class McpResources(_OfServer):
         try:
             if arguments.uri:
                 found = await self._server.resource(arguments.uri)
-                return await results.read_resource(found.contents, files=self._files, of=named)
+                return await mcp_results.read_resource(found.contents, files=self._files, of=named)
             listed = await self._server.resources()
         except MCPError as error:
-            return results.words(error.error.message, failed=True, of=named)
+            return mcp_results.words(error.error.message, failed=True, of=named)
         lines = [
             json.dumps(
                 {"uri": each.uri, "name": each.name, "type": each.mime_type or "", "about": each.description or ""},
@@ -142,4 +142,4 @@ class McpResources(_OfServer):
             )
             for each in listed
         ]
-        return results.words("\n".join(lines) or "It has nothing to read.", of=named)
+        return mcp_results.words("\n".join(lines) or "It has nothing to read.", of=named)

@@ -22,9 +22,9 @@ from retinue.domain.trust import least
 from retinue.store.agents import file_trust
 from retinue.tools.base import Output, Scene, ToolFailed
 from retinue.tools.files import globs
-from retinue.tools.files.arguments import PathArguments, shown_schema
-from retinue.tools.files.ground import Ground
-from retinue.tools.files.kinds import binary_type
+from retinue.tools.files.file_access import Ground
+from retinue.tools.files.file_arguments import PathArguments, shown_schema
+from retinue.tools.files.file_types import binary_type
 from retinue.tools.files.paths import Place, lacking, listed, locate, open_folder, open_plain, reach_of, seen
 
 FOUND_MAX = 200

@@ -29,11 +29,11 @@ from retinue.text.shell_parser import parse
 from retinue.tools.base import Output, Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files.instruction_guard import guarded_paths
 from retinue.tools.files.paths import lacking, locate, reach_of
-from retinue.tools.shell import logs
-from retinue.tools.shell.book import ending
-from retinue.tools.shell.confining import Placed, believed, guard_of
+from retinue.tools.shell import job_output
+from retinue.tools.shell.argv import argv_of, environment, find_programs, program_of
+from retinue.tools.shell.job_store import ending
 from retinue.tools.shell.jobs import Job, Jobs, Order
-from retinue.tools.shell.programs import argv_of, environment, find_programs, program_of
+from retinue.tools.shell.sandbox_choice import Placed, believed, guard_of
 
 YIELD_MS, YIELD_MS_MIN, YIELD_MS_MAX = 10_000, 10, 120_000
 TIMEOUT_S, TIMEOUT_S_MAX = 1_800, 86_400
@@ -290,7 +290,9 @@ class Exec:
         """`together`: nobody can ask for the log, so that all that is kept of it is said here."""
         book = self.jobs.book
         chars_max = book.caps.shown_chars if together else min(book.caps.shown_chars, RESULT_CHARS_MAX - SAYING_CHARS)
-        shown = await asyncio.to_thread(logs.middle_cut, book.path_of(job.id), chars_max=chars_max, mask=book.mask)
+        shown = await asyncio.to_thread(
+            job_output.middle_cut, book.path_of(job.id), chars_max=chars_max, mask=book.mask
+        )
         said = [ending(job.process)]
         if shown.cut_bytes and not together:
             said.append(f"[the whole output: `process` with the action log and the id {short(job.id)}]")

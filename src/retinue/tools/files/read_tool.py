@@ -16,13 +16,13 @@ from retinue.domain.permission import Access, Permission, Withheld, is_seen, wit
 from retinue.domain.tool import RESULT_CHARS_MAX, Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.tools.base import Output, Scene, ToolFailed
-from retinue.tools.files.arguments import PathArguments, shown_schema
-from retinue.tools.files.ground import Ground
-from retinue.tools.files.kinds import binary_type
-from retinue.tools.files.looking import Looked, look
+from retinue.tools.files.file_access import Ground
+from retinue.tools.files.file_arguments import PathArguments, shown_schema
+from retinue.tools.files.file_snapshot import Looked, look
+from retinue.tools.files.file_types import binary_type
 from retinue.tools.files.paths import lacking, locate, seen
-from retinue.tools.paging import Page, go_on, line_count, page
-from retinue.tools.wholes import RESULT, Wholes
+from retinue.tools.result_truncation import RESULT, Wholes
+from retinue.tools.text_pages import Page, go_on, line_count, page
 
 READ_BYTES_MAX = 32 * 1024 * 1024  # of a file that is read
 ATTACHED_BYTES_MAX = 20 * 1024 * 1024  # of a picture or another file that is no text

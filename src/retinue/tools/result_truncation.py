@@ -20,7 +20,7 @@ from retinue.store.core.connection import Store
 from retinue.store.envelopes.attachment_files import ATTACHMENT_BYTES_MAX, Files
 from retinue.store.sessions import full_results
 from retinue.tools.base import ToolFailed
-from retinue.tools.paging import go_on, page
+from retinue.tools.text_pages import go_on, page
 
 RESULT = "result:"
 RESULT_ID_LENGTH = 16  # hex digits of the hash

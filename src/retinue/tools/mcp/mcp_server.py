@@ -16,10 +16,10 @@ from retinue.config.mcp import McpServer
 from retinue.domain.errors import RetinueError
 from retinue.domain.ports import Clock
 from retinue.tools.base import ToolFailed
-from retinue.tools.mcp.line import Line, load, opened
-from retinue.tools.mcp.lines import LOG
-from retinue.tools.mcp.listing import Listing, listing
-from retinue.tools.mcp.standing import Needs, Standing, State
+from retinue.tools.mcp.mcp_client import Line, load, opened
+from retinue.tools.mcp.server_status import Needs, Standing, State
+from retinue.tools.mcp.stdio_transport import LOG
+from retinue.tools.mcp.tool_list import Listing, listing
 
 if TYPE_CHECKING:
     import mcp_types as types

@@ -19,8 +19,8 @@ from msgspec import Struct
 from retinue.domain.tool import Effect
 from retinue.policy.tools.tool_groups import fits
 from retinue.text.untrusted_wrapper import harmless
-from retinue.tools.mcp.naming import tool_name
 from retinue.tools.mcp.schemas import Json, Unfit, flat
+from retinue.tools.mcp.tool_names import tool_name
 
 TOOLS_MAX = 200  # of one server
 DESCRIPTION_CHARS_MAX = 4_000

@@ -22,9 +22,9 @@ from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.text.untrusted_wrapper import wrap
 from retinue.tools.base import Output, Scene, ToolFailed, as_tool_failed, schema_of
-from retinue.tools.web.cache import Cache
-from retinue.tools.web.guard import URL_CHARS_MAX, Guard, WebFailed, guard_from, missing, require_web
-from retinue.tools.web.http import Answer, Http
+from retinue.tools.web.guarded_request import Answer, Http
+from retinue.tools.web.page_cache import Cache
+from retinue.tools.web.url_guard import URL_CHARS_MAX, Guard, WebFailed, guard_from, missing, require_web
 
 SEARCH_S = 30.0
 SEARCH_BYTES_MAX = 2 * 1024 * 1024
@@ -264,7 +264,7 @@ def _hit(found: object, snippet: str, age: str) -> Hit:
 
 def _words(value: object, most: int) -> str:
     """Without markup: engines put what was found between tags."""
-    from retinue.tools.web.html import plain_text
+    from retinue.tools.web.page_text import plain_text
 
     text = plain_text(value[: 8 * most], markdown=False) if isinstance(value, str) else ""
     return " ".join(text.split())[:most]

@@ -15,12 +15,12 @@ from retinue.domain.storable_text import is_storable
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.tools.base import Output, Scene, ToolFailed
-from retinue.tools.files.arguments import TEXT_BYTES_MAX, PathArguments, shown_schema
-from retinue.tools.files.ground import Ground, done_in_thread
+from retinue.tools.files.atomic_write import missing_folders, put
+from retinue.tools.files.file_access import Ground, done_in_thread
+from retinue.tools.files.file_arguments import TEXT_BYTES_MAX, PathArguments, shown_schema
+from retinue.tools.files.file_snapshot import Looked, look_if_there
 from retinue.tools.files.instruction_guard import locate_to_write
-from retinue.tools.files.looking import Looked, look_if_there
 from retinue.tools.files.paths import Place, lacking, seen
-from retinue.tools.files.placing import missing_folders, put
 
 
 class WriteArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):

@@ -16,7 +16,7 @@ from retinue.domain.structs import replace
 from retinue.sandbox.base import Sandbox
 
 if TYPE_CHECKING:
-    from retinue.tools.mcp.listing import Listing
+    from retinue.tools.mcp.tool_list import Listing
 
 SandboxOf = Callable[[str], Awaitable[Sandbox]]
 """The sandbox that the command of this server runs in. Raises `SandboxFailed` rather than giving a lesser one."""

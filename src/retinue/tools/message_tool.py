@@ -27,7 +27,7 @@ from retinue.domain.trust import Trust, least
 from retinue.store.envelopes import envelopes
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files import Ground
-from retinue.tools.files.looking import look
+from retinue.tools.files.file_snapshot import look
 from retinue.tools.files.paths import locate
 
 SENT_BYTES_MAX = 20 * 1024 * 1024  # of one file

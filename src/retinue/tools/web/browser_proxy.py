@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from retinue.policy.access.ip_ranges import plain_host
 from retinue.tools.base import ToolFailed
-from retinue.tools.web.guard import Guard, WebFailed, WebRefused
+from retinue.tools.web.url_guard import Guard, WebFailed, WebRefused
 
 HEAD_BYTES_MAX = 64 * 1024
 CONNECTIONS_MAX = 128

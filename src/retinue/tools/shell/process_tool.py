@@ -19,8 +19,8 @@ from retinue.sandbox.base import SandboxFailed
 from retinue.store.runs.processes import Process as Written
 from retinue.tools.base import Output, Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files.instruction_guard import instructions_refused
-from retinue.tools.shell import keys, logs
-from retinue.tools.shell.book import ending, shown_command
+from retinue.tools.shell import job_output, terminal_keys
+from retinue.tools.shell.job_store import ending, shown_command
 from retinue.tools.shell.jobs import Job, Jobs
 
 LINES, LINES_MAX = 200, 2_000
@@ -118,7 +118,7 @@ class Process:
     async def _poll(self, written: Written, *, running: bool) -> Output:
         start = self._polled.pop(written.id, 0)
         book = self.jobs.book
-        look = partial(logs.tail, book.path_of(written.id), chars_max=POLL_CHARS, from_byte=start, mask=book.mask)
+        look = partial(job_output.tail, book.path_of(written.id), chars_max=POLL_CHARS, from_byte=start, mask=book.mask)
         text, end = await _looked(look)
         while len(self._polled) >= POLLED_MAX:
             del self._polled[next(iter(self._polled))]
@@ -128,7 +128,9 @@ class Process:
 
     async def _log(self, arguments: ProcessArguments, written: Written) -> Output:
         book, path = self.jobs.book, self.jobs.book.path_of(written.id)
-        page = await _looked(partial(logs.page, path, offset=arguments.offset, limit=arguments.limit, mask=book.mask))
+        page = await _looked(
+            partial(job_output.page, path, offset=arguments.offset, limit=arguments.limit, mask=book.mask)
+        )
         shown: list[str] = []
         room = RESULT_CHARS_MAX - SAYING_CHARS
         # Of the last lines, the very last count most.
@@ -218,11 +220,11 @@ def _running(job: Job | None, written: Written) -> Job:
 def _typed(arguments: ProcessArguments, *, pty: bool) -> bytes:
     match arguments.action:
         case "send_keys":
-            return keys.encoded(arguments.keys, arguments.hex, arguments.literal)
+            return terminal_keys.encoded(arguments.keys, arguments.hex, arguments.literal)
         case "submit":
             return b"\r" if pty else b"\n"
         case "paste":
-            return keys.pasted(arguments.data, bracketed=arguments.bracketed and pty)
+            return terminal_keys.pasted(arguments.data, bracketed=arguments.bracketed and pty)
         case _:
             return arguments.data.encode(errors="replace")
 

@@ -24,8 +24,8 @@ from retinue.store.core.connection import Store
 from retinue.store.runs import processes
 from retinue.store.runs.processes import Process, ProcessState
 from retinue.tools.base import ToolFailed
-from retinue.tools.shell import logs
-from retinue.tools.shell.marks import end_left_over
+from retinue.tools.shell import job_output
+from retinue.tools.shell.process_identity import end_left_over
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +82,9 @@ class Book:
     def path_of(self, id_: str) -> Path:
         return self._folder / f"{id_}.log"
 
-    def new_log(self, id_: str) -> logs.Log:
+    def new_log(self, id_: str) -> job_output.Log:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return logs.Log(self.path_of(id_), bytes_max=self.caps.log_bytes)
+        return job_output.Log(self.path_of(id_), bytes_max=self.caps.log_bytes)
 
     async def add(self, process: Process) -> None:
         await self._store.write(partial(processes.add, process=process), point="process-begin")
@@ -133,7 +133,7 @@ class Book:
 
     def tail(self, id_: str, *, chars_max: int) -> str:
         try:
-            return logs.tail(self.path_of(id_), chars_max=chars_max, mask=self.mask)[0].strip("\n")
+            return job_output.tail(self.path_of(id_), chars_max=chars_max, mask=self.mask)[0].strip("\n")
         except FileNotFoundError:
             return ""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 
-from retinue.tools.mcp.lines import MESSAGE_BYTES_MAX
+from retinue.tools.mcp.stdio_transport import MESSAGE_BYTES_MAX
 
 STREAM = "text/event-stream"
 CONNECT_S = 30.0

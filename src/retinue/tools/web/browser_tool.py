@@ -25,11 +25,11 @@ from retinue.store.envelopes.attachment_files import Files
 from retinue.text.untrusted_wrapper import wrap
 from retinue.tools.base import Output, Scene, ToolFailed, schema_of
 from retinue.tools.web.cdp import BrowserFailed
-from retinue.tools.web.guard import Guard, WebFailed, WebRefused, guard_from, missing, require_web
+from retinue.tools.web.url_guard import Guard, WebFailed, WebRefused, guard_from, missing, require_web
 
 if TYPE_CHECKING:  # a browser is brought in when the first one is wanted
     from retinue.tools.web import chromium
-    from retinue.tools.web.page import Pages
+    from retinue.tools.web.browser_page import Pages
 
 OUTLINE_CHARS_MAX = 20_000
 TEXT_CHARS_MAX = 10_000
@@ -206,7 +206,7 @@ class Browsers:
         settings = self._settings()
         await self._make_room(settings.browser.browsers_max)
         from retinue.tools.web import chromium
-        from retinue.tools.web.page import Pages
+        from retinue.tools.web.browser_page import Pages
 
         program = chromium.find(settings.browser.path, self._search)
         assert program is not None

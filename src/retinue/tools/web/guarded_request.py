@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urljoin
 
-from retinue.tools.web.guard import Guard, Target, WebFailed, WebRefused
+from retinue.tools.web.url_guard import Guard, Target, WebFailed, WebRefused
 
 if TYPE_CHECKING:
     import aiohttp

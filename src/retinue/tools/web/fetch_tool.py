@@ -21,9 +21,9 @@ from retinue.store.envelopes.attachment_files import Files
 from retinue.text.redaction import masked_part
 from retinue.text.untrusted_wrapper import WRAPPING_CHARS_MAX, wrap
 from retinue.tools.base import Output, Scene, schema_of
-from retinue.tools.web.cache import Cache
-from retinue.tools.web.guard import Guard, guard_from, missing, require_web
-from retinue.tools.web.http import Answer, Http
+from retinue.tools.web.guarded_request import Answer, Http
+from retinue.tools.web.page_cache import Cache
+from retinue.tools.web.url_guard import Guard, guard_from, missing, require_web
 
 # The whole of a result, its wrapper included, is shown uncut: a wrapper without its end would wrap nothing.
 FETCH_CHARS_MAX = RESULT_CHARS_MAX - WRAPPING_CHARS_MAX
@@ -96,12 +96,12 @@ class WebFetch:
         return missing(scene)
 
     async def perform(self, arguments: FetchArguments, scene: Scene) -> Output:
-        from retinue.tools.web import reading  # with the first page
+        from retinue.tools.web import text_extraction  # with the first page
 
         require_web(scene)
         answer = await self._answer(arguments.url)
         failed = answer.status >= 400
-        kind = reading.media_type(answer)
+        kind = text_extraction.media_type(answer)
         page = await self._page(answer, kind, arguments)
         most = min(arguments.max_chars, ERROR_CHARS_MAX) if failed else arguments.max_chars
         source = {
@@ -143,17 +143,17 @@ class WebFetch:
         return answer
 
     async def _page(self, answer: Answer, kind: str, arguments: FetchArguments) -> _Page:
-        from retinue.tools.web import html, reading
+        from retinue.tools.web import page_text, text_extraction
 
         if arguments.mode == "metadata":
             return _Page(_metadata(answer, kind))
-        if not reading.is_text(kind):
+        if not text_extraction.is_text(kind):
             return await self._binary(answer, kind)
-        text = html.decoded(answer.body, answer.headers.get("content-type", ""))
-        if arguments.mode == "raw" or not reading.is_html(kind):
+        text = page_text.decoded(answer.body, answer.headers.get("content-type", ""))
+        if arguments.mode == "raw" or not text_extraction.is_html(kind):
             return _Page(text)
-        found = await reading.extracted(text, answer.url, markdown=arguments.format == "markdown")
-        title = html.about(text).get("title", "")
+        found = await text_extraction.extracted(text, answer.url, markdown=arguments.format == "markdown")
+        title = page_text.about(text).get("title", "")
         return _Page(f"{title}\n\n{found.text}" if title and title not in found.text[:500] else found.text, found.how)
 
     async def _binary(self, answer: Answer, kind: str) -> _Page:
@@ -166,12 +166,12 @@ class WebFetch:
 
 
 def _metadata(answer: Answer, kind: str) -> str:
-    from retinue.tools.web import html, reading
+    from retinue.tools.web import page_text, text_extraction
 
     lines = {name: answer.headers[name] for name in _SHOWN_HEADERS if name in answer.headers}
     lines["bytes"] = f"{len(answer.body)}{' and more' if answer.cut else ''}"
-    if reading.is_html(kind):
-        lines |= html.about(html.decoded(answer.body, answer.headers.get("content-type", "")))
+    if text_extraction.is_html(kind):
+        lines |= page_text.about(page_text.decoded(answer.body, answer.headers.get("content-type", "")))
     return "\n".join(f"{name}: {' '.join(value[:2_000].split())}" for name, value in lines.items())
 
 

@@ -19,8 +19,8 @@ from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import least
 from retinue.store.agents import file_trust
 from retinue.tools.base import Output, Scene
-from retinue.tools.files.arguments import PathArguments, shown_schema
-from retinue.tools.files.ground import Ground
+from retinue.tools.files.file_access import Ground
+from retinue.tools.files.file_arguments import PathArguments, shown_schema
 from retinue.tools.files.paths import Place, lacking, listed, locate, reach_of, seen
 
 ENTRIES_SHOWN_MAX = 500

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from retinue.config.sandbox import SandboxKind, SandboxMode
 from retinue.sandbox.base import Sandbox, SandboxFailed
-from retinue.tools.mcp.standing import SandboxOf
-from retinue.tools.shell.confining import Confining
+from retinue.tools.mcp.server_status import SandboxOf
+from retinue.tools.shell.sandbox_choice import Confining
 
 
 def placed_by(confining: Confining) -> SandboxOf:
