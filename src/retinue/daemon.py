@@ -103,18 +103,18 @@ from retinue.plugins.registry import Furnished, Kind, Registry
 from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
 from retinue.programs import Programs
 from retinue.real import RandomIds, RealClock, faults_from, new_chance, new_token
-from retinue.runners.asking import Asker
+from retinue.runners.attachment_reader import FileMedia
 from retinue.runners.base import Runner
-from retinue.runners.choices import HouseChoices
-from retinue.runners.estimate import tokens_of_text
 from retinue.runners.external import External
 from retinue.runners.loop import Loop
-from retinue.runners.media import FileMedia
-from retinue.runners.mirrored import Mirrored
-from retinue.schedules.checklists import Checklists
-from retinue.schedules.files import ScheduleFiles
+from retinue.runners.mirror_runner import Mirrored
+from retinue.runners.model_call import Asker
+from retinue.runners.session_options import HouseChoices
+from retinue.runners.token_estimate import tokens_of_text
+from retinue.schedules.heartbeat_prompt import Checklists
 from retinue.schedules.heartbeats import Heartbeats, Wishes
-from retinue.schedules.labelled import look_for
+from retinue.schedules.read_with_trust import look_for
+from retinue.schedules.schedule_files import ScheduleFiles
 from retinue.store.agents import agents
 from retinue.store.core.connection import LockRequest, Store
 from retinue.store.core.open_store import open_store

@@ -55,7 +55,7 @@ from retinue.policy.tools.exec_placement import ExecPolicy
 from retinue.policy.tools.exec_placement import Gates as Doors
 from retinue.policy.tools.sandbox_settings import is_confined, is_main, sandbox_of
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
-from retinue.runners.estimate import tokens_of_text
+from retinue.runners.token_estimate import tokens_of_text
 from retinue.sandbox.base import Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.host import Host

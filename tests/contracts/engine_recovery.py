@@ -40,7 +40,7 @@ from retinue.domain.record import RecordKind, Reply
 from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.models.base import Prompt
-from retinue.schedules.clock import TICK_MAX_S
+from retinue.schedules.alarm import TICK_MAX_S
 from retinue.store.core.connection import NO_FAULTS
 from retinue.store.core.open_store import open_store
 from retinue.testing.household import House, Household

@@ -22,7 +22,7 @@ from retinue.domain.record import (
 from retinue.domain.structs import replace
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
-from retinue.runners.context import arranged, whole
+from retinue.runners.model_context import arranged, whole
 
 S, T = SessionId("a" * 32), SessionId("b" * 32)
 CALL = Call(id="c1", tool="read", arguments={})

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from retinue.schedules.clock import RETRY_S, TICK_MAX_S, Alarm
+from retinue.schedules.alarm import RETRY_S, TICK_MAX_S, Alarm
 from retinue.testing.fake_clock import START, FakeClock
 
 

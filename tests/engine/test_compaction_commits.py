@@ -19,8 +19,8 @@ from retinue.config import load
 from retinue.domain.record import Note, Record, Reply, Summary, Usage, UserTurn
 from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.models.base import Prompt
-from retinue.runners.context import as_read
-from retinue.runners.keeping import COMPACTING, compacted_before_notice
+from retinue.runners.context_policy import COMPACTING, compacted_before_notice
+from retinue.runners.model_context import as_read
 from retinue.store.core.connection import NO_FAULTS
 from retinue.store.core.open_store import prepare_sqlite
 from retinue.testing.household import House, Household, terminal

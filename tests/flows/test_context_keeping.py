@@ -27,8 +27,8 @@ from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.models.base import Prompt
 from retinue.runners.base import Equipment
-from retinue.runners.context import FLUSH_HEAD
-from retinue.runners.keeping import COMPACTING, OVERFLOWED
+from retinue.runners.context_policy import COMPACTING, OVERFLOWED
+from retinue.runners.model_context import FLUSH_HEAD
 from retinue.store.core import events
 from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.household import House, Household, terminal

@@ -20,9 +20,9 @@ from retinue.domain.record import Reply
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
 from retinue.engine.engine import EmbeddedEngine
-from retinue.runners.asking import Asker
+from retinue.runners.attachment_reader import FileMedia
 from retinue.runners.loop import REPEATS_MAX, Loop
-from retinue.runners.media import FileMedia
+from retinue.runners.model_call import Asker
 from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.household import House, Household
 from retinue.tools.base import Scene, schema_of

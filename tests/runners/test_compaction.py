@@ -15,10 +15,10 @@ from retinue.config.models import CompactionMode
 from retinue.domain.model import Failure, ModelFailed
 from retinue.domain.record import Body, Note, Record, Reply, Stop, Summary, UserTurn
 from retinue.domain.tool import ToolResult
-from retinue.runners.compaction import MARGIN, QUOTE_GOES_ON, QUOTE_HEAD, Cut, NotCompacted, plan_cut, summarize
-from retinue.runners.context import arranged, whole
-from retinue.runners.estimate import tokens_of_text
-from retinue.runners.telling import FAILURE_CHARS_MAX, Request, fitted
+from retinue.runners.compaction_plan import MARGIN, QUOTE_GOES_ON, QUOTE_HEAD, Cut, NotCompacted, plan_cut, summarize
+from retinue.runners.compaction_prompt import FAILURE_CHARS_MAX, Request, fitted
+from retinue.runners.model_context import arranged, whole
+from retinue.runners.token_estimate import tokens_of_text
 
 WINDOW = 20_000
 

@@ -15,7 +15,7 @@ from retinue.domain.ids import RunId, SessionId
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn, kind_of
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult
-from retinue.runners.context import arranged, summary_of, whole
+from retinue.runners.model_context import arranged, summary_of, whole
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
 

@@ -15,9 +15,9 @@ from retinue.domain.model import ModelFacts, ModelRef
 from retinue.domain.record import Note, Piece, PieceKind, Record, Reply, Usage, UserTurn
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
-from retinue.runners.case import bound_of
-from retinue.runners.context import FLUSH_HEAD, arranged
-from retinue.runners.estimate import (
+from retinue.runners.model_context import FLUSH_HEAD, arranged
+from retinue.runners.run_state import bound_of
+from retinue.runners.token_estimate import (
     IMAGE_BYTES,
     IMAGE_CHARS,
     Meter,
@@ -180,7 +180,7 @@ def test_what_was_weighed_is_not_weighed_again(monkeypatch: pytest.MonkeyPatch) 
         weighed.append(item.seq)
         return weight_of(item, result_chars_max=result_chars_max)
 
-    monkeypatch.setattr("retinue.runners.estimate.weight_of", counting)
+    monkeypatch.setattr("retinue.runners.token_estimate.weight_of", counting)
     meter = Meter()
     records = told(*[user("é") for _ in range(50)])
     meter.measure(records)

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from retinue.domain.model import ModelFacts, ModelRef
-from retinue.runners.guard import WindowGuard, WindowTooSmall, require_window, window_warning
+from retinue.runners.window_guard import WindowGuard, WindowTooSmall, require_window, window_warning
 
 
 def facts(window_tokens: int) -> ModelFacts:

@@ -14,10 +14,9 @@ from retinue.domain.model import Failure, ModelFailed
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
-from retinue.runners.compaction import NotCompacted, plan_cut, summarize
-from retinue.runners.context import arranged, whole
-from retinue.runners.estimate import Measure, Meter, by_records
-from retinue.runners.keeping import (
+from retinue.runners.compaction_plan import NotCompacted, plan_cut, summarize
+from retinue.runners.compaction_prompt import Request
+from retinue.runners.context_policy import (
     COMPACTING,
     OVERFLOWED,
     Action,
@@ -37,8 +36,9 @@ from retinue.runners.keeping import (
     report,
     start_tokens,
 )
-from retinue.runners.pruning import Shortened, result_chars_max
-from retinue.runners.telling import Request
+from retinue.runners.model_context import arranged, whole
+from retinue.runners.result_pruner import Shortened, result_chars_max
+from retinue.runners.token_estimate import Measure, Meter, by_records
 
 WINDOW = 200_000
 DEFAULTS = Context()

@@ -31,8 +31,8 @@ from retinue.domain.trust import Trust
 from retinue.models.base import Asks, Chunk, Ended, Prompt, Text, Thinking
 from retinue.models.tool_call_limits import ARGUMENTS_DEPTH_MAX, CALLS_MAX, UNPARSED, plain
 from retinue.runners.base import Assignment, Finished, Parked
-from retinue.runners.hearing import listen
 from retinue.runners.loop import Answer, AskModel, Loop, PerformCalls, PerformStored, next_move, spent
+from retinue.runners.stream_reader import listen
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.scripted_model import ScriptedModel, calls, says
 from retinue.testing.thinking import Thinking as Thoughts

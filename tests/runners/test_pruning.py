@@ -16,7 +16,7 @@ from retinue.domain.record import Body, Record, Summary
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.models.base import WireCache
-from retinue.runners.pruning import (
+from retinue.runners.result_pruner import (
     RESULT_CHARS_CAP,
     RESULT_CHARS_KEPT_MIN,
     Shortened,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from retinue.domain.errors import Invalid
 from retinue.domain.schedule import Missed, Place
-from retinue.schedules.forms import Form, GateForm
-from retinue.schedules.front import NoId, parse, render
+from retinue.schedules.schedule_front_matter import NoId, parse, render
+from retinue.schedules.schedule_parser import Form, GateForm
 from retinue.testing.waiting import wait_until
 
 ID = "4f" * 16

@@ -39,9 +39,9 @@ from retinue.models.base import Prompt, WireCache
 from retinue.models.formats.wire_formats import wire_of
 from retinue.models.provider_http import Target
 from retinue.runners.base import SILENT_TOKENS
-from retinue.runners.context import as_read
-from retinue.runners.estimate import Meter
-from retinue.runners.pruning import Shortened, idle_s
+from retinue.runners.model_context import as_read
+from retinue.runners.result_pruner import Shortened, idle_s
+from retinue.runners.token_estimate import Meter
 from retinue.store.core import tables as t
 from retinue.store.core.sqlite import connect
 from retinue.store.sessions import records as stored

@@ -49,7 +49,7 @@ from retinue.engine.words import pass_on
 from retinue.intake.accept import ClockWake, LaneWake, RoomWake, Seat, Wake, hand_over_due, settle_and_tell
 from retinue.outbox.typing_and_previews import Presence
 from retinue.runners.base import Runner
-from retinue.schedules.clock import TICK_MAX_S, Alarm
+from retinue.schedules.alarm import TICK_MAX_S, Alarm
 from retinue.store.agents import agents
 from retinue.store.core import tables
 from retinue.store.core.connection import NO_FAULTS, Store

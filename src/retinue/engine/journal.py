@@ -44,7 +44,7 @@ from retinue.intake.routing import answer_address
 from retinue.policy.limits.budgets import days, input_bound
 from retinue.runners import turn_input
 from retinue.runners.base import is_silent
-from retinue.runners.estimate import weight_of
+from retinue.runners.token_estimate import weight_of
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes

@@ -15,7 +15,7 @@ from retinue.domain.record import Mark, Note, Plain, Record, Reply, Summary, Use
 from retinue.domain.session import Session
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust, least
-from retinue.runners.context import arranged, as_read
+from retinue.runners.model_context import arranged, as_read
 from retinue.store.core.connection import Store
 from retinue.store.sessions import records
 

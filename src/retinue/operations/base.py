@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from retinue.connectors.supervisor.connector_supervisor import Switchboard
     from retinue.intake.inbound_webhooks import Requests
     from retinue.operations.plugins import Guests
-    from retinue.schedules.files import ScheduleFiles
     from retinue.schedules.heartbeats import Heartbeats
+    from retinue.schedules.schedule_files import ScheduleFiles
     from retinue.tools.mcp.server_pool import Servers
     from retinue.tools.ui_windows import Windows
 

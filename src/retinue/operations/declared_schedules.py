@@ -19,8 +19,8 @@ from retinue.domain.trust import Trust
 from retinue.intake.routing import OWNER
 from retinue.operations.base import Desk
 from retinue.operations.schedules import zone_of
-from retinue.schedules import forms
-from retinue.schedules.forms import Form, Setting
+from retinue.schedules import schedule_parser
+from retinue.schedules.schedule_parser import Form, Setting
 from retinue.store.core.transaction import Page
 from retinue.store.schedules import schedules
 from retinue.store.schedules.schedules import Kept
@@ -64,7 +64,7 @@ def _plan(desk: Desk, name: str, table: Mapping[str, Any], kept: Kept | None, *,
     enabled = bool(table.get("enabled", True))
     was = kept.schedule if kept is not None else None
     try:
-        wanted = forms.read(
+        wanted = schedule_parser.read(
             form_of(table),
             Setting(
                 id=was.id if was is not None else ScheduleId(desk.ids.new()),
@@ -113,7 +113,7 @@ def form_of(table: Mapping[str, Any]) -> Form:
         delete_after_run=table.get("delete_after_run", False),
         model=table.get("model", ""),
         title=table.get("title", ""),
-        gate=forms.form_of(gate) if isinstance(gate, ScheduleGate) else None,
+        gate=schedule_parser.form_of(gate) if isinstance(gate, ScheduleGate) else None,
     )
 
 

@@ -28,10 +28,10 @@ from retinue.engine.clockwork import why_busy
 from retinue.operations.base import Desk, for_everyone
 from retinue.operations.schedules import zone_of
 from retinue.schedules import heartbeat_files
-from retinue.schedules.forms import GateForm, form_of
 from retinue.schedules.heartbeat_files import Filed
 from retinue.schedules.heartbeats import HEARTBEATS_MAX, id_of
-from retinue.schedules.labelled import look_for
+from retinue.schedules.read_with_trust import look_for
+from retinue.schedules.schedule_parser import GateForm, form_of
 from retinue.store.agents import agents, file_trust
 from retinue.store.agents.file_trust import ctime_ms
 from retinue.store.core.transaction import Page

@@ -25,7 +25,7 @@ from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk
 from retinue.policy.tools.tools import Circumstances, Door
-from retinue.runners.context import as_read
+from retinue.runners.model_context import as_read
 from retinue.store.agents import agents
 from retinue.store.runs import delegating_agents
 from retinue.store.runs.run_requesters import requesters_at, requesters_in

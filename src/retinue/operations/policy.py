@@ -35,7 +35,7 @@ from retinue.operations.base import Desk, Nothing, Operation
 from retinue.operations.occasions import named_agent, occasion_for, whose_session
 from retinue.policy.provenance.provenance_rules import house_policy
 from retinue.policy.tools.tools import Circumstances, Door
-from retinue.runners.context import arranged
+from retinue.runners.model_context import arranged
 from retinue.store.agents import agents, audit, grants
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes.message_authors import letters_of

@@ -25,7 +25,7 @@ from retinue.operations.base import Desk, Operation
 from retinue.operations.pages import check_limit
 from retinue.operations.schedule_answers import ScheduleDeleted, ScheduleShown, schedule_form
 from retinue.operations.schedules import LISTED_MAX, check_may, find, new_schedule, zone_of
-from retinue.schedules.forms import Form
+from retinue.schedules.schedule_parser import Form
 from retinue.store.core.transaction import Page
 from retinue.store.schedules import schedules
 from retinue.store.sessions import sessions

@@ -11,7 +11,7 @@ import msgspec
 from retinue.domain.ids import short
 from retinue.domain.schedule import Schedule, Slot, Standing, in_words
 from retinue.domain.times import show
-from retinue.schedules.forms import GateForm, write
+from retinue.schedules.schedule_parser import GateForm, write
 
 
 class ScheduleShown(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):

@@ -49,8 +49,8 @@ from retinue.operations.schedule_answers import (
     slot_form,
 )
 from retinue.policy.tools.tools import Circumstances
-from retinue.schedules import forms
-from retinue.schedules.forms import Form, Setting
+from retinue.schedules import schedule_parser
+from retinue.schedules.schedule_parser import Form, Setting
 from retinue.store.agents import agents
 from retinue.store.core import row_visibility
 from retinue.store.core.transaction import Page
@@ -87,7 +87,9 @@ class Set(msgspec.Struct, forbid_unknown_fields=True):
     deliver: str | None = None
     missed: Annotated[str | None, Meta(description="skip or run; empty: as is usual for its kind")] = None
     delete_after_run: bool | None = None
-    gate: Annotated[forms.GateForm | msgspec.UnsetType | None, Meta(description="null takes it away")] = msgspec.UNSET
+    gate: Annotated[schedule_parser.GateForm | msgspec.UnsetType | None, Meta(description="null takes it away")] = (
+        msgspec.UNSET
+    )
     model: str | None = None
     title: str | None = None
     attributes: dict[str, Any] | None = None
@@ -217,7 +219,7 @@ def _check_recipient(conn: sa.Connection, caller: Principal, schedule: Schedule)
             )
         case _:
             pass
-    if schedule.deliver and schedule.deliver != forms.NOWHERE:
+    if schedule.deliver and schedule.deliver != schedule_parser.NOWHERE:
         deliver = address.parse(schedule.deliver)
         if deliver.kind is AddressKind.PERSON and people.find(conn, deliver.name) is None:
             raise NotFound(
@@ -276,7 +278,7 @@ def new_schedule(
     owner = owned_by(caller)
     if not form.to and owner.kind is AddressKind.AGENT:
         form = msgspec.structs.replace(form, to=str(owner))
-    schedule = forms.read(
+    schedule = schedule_parser.read(
         form,
         Setting(
             id=ScheduleId(desk.ids.new()),
@@ -440,7 +442,7 @@ def _missed(text: str) -> Missed | None:
 
 def _changed(desk: Desk, caller: Principal, kept: Kept, changes: dict[str, Any]) -> Schedule:
     was = kept.schedule
-    form = forms.changed(forms.write(was, ZoneInfo(kept.zone)), changes)
+    form = schedule_parser.changed(schedule_parser.write(was, ZoneInfo(kept.zone)), changes)
     start = was.when.start if isinstance(was.when, Every) and "every" not in changes else None
     by = Setting(
         id=was.id,
@@ -454,7 +456,7 @@ def _changed(desk: Desk, caller: Principal, kept: Kept, changes: dict[str, Any])
         source=was.source,
         start=start,
     )
-    return with_listener(forms.read(form, by))
+    return with_listener(schedule_parser.read(form, by))
 
 
 async def enable(desk: Desk, caller: Principal, asked: Which) -> ScheduleChanged:
@@ -511,7 +513,7 @@ async def explain(desk: Desk, caller: Principal, asked: Explain) -> ScheduleExpl
             code="schedule.when-invalid",
         )
     now = desk.clock.now()
-    when = forms.read_when(at=asked.at, every=asked.every, expression=asked.cron, now=now, zone=zone)
+    when = schedule_parser.read_when(at=asked.at, every=asked.every, expression=asked.cron, now=now, zone=zone)
     # Thousands of days may be looked through for a rare one.
     times = await asyncio.to_thread(next_times, when, now, zone, count=asked.count)
     return ScheduleExplained(in_words(when, zone), zone.key, show(now, zone), [show(at, zone) for at in times])

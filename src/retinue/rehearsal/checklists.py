@@ -22,9 +22,9 @@ from retinue.domain.schedule import GateSaid, Schedule
 from retinue.domain.times import to_ms
 from retinue.engine.heartbeats import is_busy
 from retinue.rehearsal.stage import Scene, assumed_open
-from retinue.schedules.checklists import Checklists
+from retinue.schedules.heartbeat_prompt import Checklists
 from retinue.schedules.heartbeats import Heartbeats, Wishes
-from retinue.schedules.labelled import look_for
+from retinue.schedules.read_with_trust import look_for
 from retinue.store.core.connection import Store
 from retinue.store.envelopes.attachment_files import Files
 from retinue.tools.files.file_access import Ground

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from retinue.domain.errors import Invalid
 from retinue.domain.times import parse_when
-from retinue.schedules.forms import span_s
+from retinue.schedules.schedule_parser import span_s
 
 DAYS, DAYS_MAX = 30, 366
 RUN_S_MAX = 86_400

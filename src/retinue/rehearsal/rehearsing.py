@@ -22,7 +22,7 @@ from retinue.rehearsal.leaving import Leaving
 from retinue.rehearsal.plan import Asked, Plan, plan
 from retinue.rehearsal.stage import Tell, nobody_watches
 from retinue.rehearsal.told import Report
-from retinue.schedules.files import ScheduleFiles
+from retinue.schedules.schedule_files import ScheduleFiles
 from retinue.store.core.backup import STORE
 from retinue.store.core.sqlite import InlineStore
 from retinue.testing.fake_clock import FakeClock

@@ -25,9 +25,9 @@ from retinue.domain.tool import Call, ToolResult, ToolSpec, call_hash
 from retinue.domain.trust import Trust
 from retinue.models.tool_call_limits import unreadable
 from retinue.policy.tools.tools import Circumstances
-from retinue.runners.asking import Asker, Case
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equip, Equipment, Finished, Parked, is_silent
-from retinue.runners.manners import heard, usage_line
+from retinue.runners.display import heard, usage_line
+from retinue.runners.model_call import Asker, Case
 from retinue.tools.base import Pending
 from retinue.tools.toolbox import Occasion, Plan, Toolbox, refusal
 

@@ -31,8 +31,8 @@ from retinue.domain.heartbeat import FOLDER, TASKS_MAX, TITLE_CHARS_MAX, Task, t
 from retinue.domain.schedule import Gate, check_gate
 from retinue.domain.storable_text import is_storable, storable, unstorable
 from retinue.domain.trust import Trust
-from retinue.schedules.forms import GateForm, gate_of
-from retinue.schedules.front import plain_gate
+from retinue.schedules.schedule_front_matter import plain_gate
+from retinue.schedules.schedule_parser import GateForm, gate_of
 
 TASK_BYTES_MAX = 32_768
 ENTRIES_LOOKED_AT_MAX = 1_000

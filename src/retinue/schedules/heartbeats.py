@@ -30,8 +30,8 @@ from retinue.domain.ports import Clock
 from retinue.domain.schedule import Every, Kind, Place, Schedule
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
+from retinue.schedules.file_watcher import Looking, Watcher
 from retinue.schedules.heartbeat_files import folder_of, listed
-from retinue.schedules.watching import Looking, Watcher
 from retinue.store.agents import agents
 from retinue.store.core import tables
 from retinue.store.core.connection import Store

@@ -59,8 +59,8 @@ from retinue.outbox.typing_and_previews import Presence
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Equipment
 from retinue.sandbox.base import Sandbox
 from retinue.sandbox.host import Host
-from retinue.schedules.checklists import Checklists
-from retinue.schedules.labelled import look_for
+from retinue.schedules.heartbeat_prompt import Checklists
+from retinue.schedules.read_with_trust import look_for
 from retinue.store.agents import agents
 from retinue.store.core.connection import NO_FAULTS, Store
 from retinue.store.core.open_store import open_store

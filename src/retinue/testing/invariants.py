@@ -22,7 +22,7 @@ from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots
 from retinue.models.base import Prompt
-from retinue.runners.context import as_read
+from retinue.runners.model_context import as_read
 from retinue.store.ledger import ledger
 from retinue.store.sessions import records, sessions
 from retinue.testing.simulated_house import WITNESSED, Disk, SimulatedHouse, conversation, is_summary

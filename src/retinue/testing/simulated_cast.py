@@ -16,7 +16,7 @@ from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import READY_MAX, Slots
 from retinue.models.base import Prompt
-from retinue.runners.keeping import WRITE_TOOL
+from retinue.runners.context_policy import WRITE_TOOL
 from retinue.testing.scripted_model import Line
 from retinue.testing.simulated_clock import plan
 from retinue.testing.simulated_elsewhere import NAME as ELSEWHERE

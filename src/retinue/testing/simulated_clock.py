@@ -19,7 +19,7 @@ from retinue.domain.ports import Ids
 from retinue.domain.principal import Principal
 from retinue.domain.schedule import Cron, Every, Gate, GateSaid, Kind, Missed, Once, Place, Schedule, When
 from retinue.domain.trust import Trust
-from retinue.schedules.files import FOLDER
+from retinue.schedules.schedule_files import FOLDER
 from retinue.testing.household import boss
 from retinue.testing.simulated_house import Disk, SimulatedHouse
 from retinue.testing.virtual_time import VirtualClock

@@ -46,9 +46,9 @@ from retinue.operations.catalog import OPERATIONS, POLICY
 from retinue.operations.cron_tool import Cron
 from retinue.outbox.deliveries import Outbox
 from retinue.outbox.external_agent_delivery import Elsewhere
+from retinue.runners.context_policy import WRITE_TOOL
 from retinue.runners.external import External
-from retinue.runners.keeping import WRITE_TOOL
-from retinue.schedules.files import ScheduleFiles
+from retinue.schedules.schedule_files import ScheduleFiles
 from retinue.store.agents import agents
 from retinue.store.core.connection import Body, Listeners, Then, explain, follow_up
 from retinue.store.core.sqlite import InlineStore

@@ -11,10 +11,10 @@ from retinue.config import Settings
 from retinue.domain.ports import Clock
 from retinue.models.base import Media, Model
 from retinue.models.model_router import Minds
-from retinue.runners.asking import Asker
 from retinue.runners.base import Equip
-from retinue.runners.choices import HouseChoices
 from retinue.runners.loop import Loop
+from retinue.runners.model_call import Asker
+from retinue.runners.session_options import HouseChoices
 from retinue.store.core.connection import Store
 from retinue.tools.toolbox import Toolbox
 

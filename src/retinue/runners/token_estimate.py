@@ -17,7 +17,7 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.record import Mark, Note, Record, RecordKind, Reply, Summary, UserTurn, all_plain, words_of
 from retinue.domain.tool import Call, ToolResult, ToolSpec
 from retinue.models.formats.message_parts import said_plainly
-from retinue.runners.context import FLUSH_HEAD, summary_of
+from retinue.runners.model_context import FLUSH_HEAD, summary_of
 
 CHARS_PER_TOKEN = 4
 IMAGE_CHARS = 512

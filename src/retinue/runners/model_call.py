@@ -22,15 +22,15 @@ from retinue.models.model_router import Minds
 from retinue.models.model_selection import Role
 from retinue.models.retired_models import ModelGone
 from retinue.policy.limits.budgets import OUTPUT_TOKENS_LEAST
-from retinue.runners import keeping
+from retinue.runners import context_policy
 from retinue.runners.base import Brief, Finished
-from retinue.runners.case import Case, Sizes, next_of, plan_for, settle_before_wait, terms_of
-from retinue.runners.compacting import ContextKeeper
-from retinue.runners.context import summary_of
-from retinue.runners.estimate import Measure
-from retinue.runners.guard import WindowGuard, WindowTooSmall
-from retinue.runners.hearing import listen
-from retinue.runners.pruning import Shortened, idle_s
+from retinue.runners.compactor import ContextKeeper
+from retinue.runners.model_context import summary_of
+from retinue.runners.result_pruner import Shortened, idle_s
+from retinue.runners.run_state import Case, Sizes, next_of, plan_for, settle_before_wait, terms_of
+from retinue.runners.stream_reader import listen
+from retinue.runners.token_estimate import Measure
+from retinue.runners.window_guard import WindowGuard, WindowTooSmall
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Asker:
             case GiveUp(error=error):
                 raise error
             case NextModel():
-                case.tries = keeping.Tries()  # what was too much for one may fit into another
+                case.tries = context_policy.Tries()  # what was too much for one may fit into another
             case _:
                 pass
         return None
@@ -196,12 +196,12 @@ class Asker:
         session = case.assignment.session
         summary = summary_of(case.journal.records)
         if summary is not None and summary.run == case.journal.run.id:  # done, and then the house stopped
-            return keeping.compacted_before_notice(before.tokens, session.compactions)
-        wanted = keeping.asked(before, self._minds.settings.context, facts.window_tokens)
+            return context_policy.compacted_before_notice(before.tokens, session.compactions)
+        wanted = context_policy.asked(before, self._minds.settings.context, facts.window_tokens)
         if not await self._keeper.compact(case, 0, wanted, facts, focus=focus):
-            return keeping.NOT_COMPACTED
+            return context_policy.NOT_COMPACTED
         after = self._sizes.measure(case, facts, case.tools(facts))
-        return keeping.compacted_notice(before.tokens, after.tokens, session.compactions + 1)
+        return context_policy.compacted_notice(before.tokens, after.tokens, session.compactions + 1)
 
 
 def _instead(candidate: Candidate, plan: Plan, failed: ModelFailed | None) -> str:

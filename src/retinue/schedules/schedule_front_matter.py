@@ -22,7 +22,7 @@ import msgspec
 from retinue.agents.skill_front_matter import split
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.ids import ID_LENGTH, ScheduleId
-from retinue.schedules.forms import Form
+from retinue.schedules.schedule_parser import Form
 
 FILE_BYTES_MAX = 262_144
 

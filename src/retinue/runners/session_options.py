@@ -23,9 +23,9 @@ from retinue.models.fallback import why_now
 from retinue.models.model_router import Minds
 from retinue.policy.tools.exec_placement import KEY_ELEVATED, Gates, closed_gate
 from retinue.policy.tools.tools import Circumstances
-from retinue.runners.context import arranged
-from retinue.runners.estimate import weight_of_tools
-from retinue.runners.keeping import report
+from retinue.runners.context_policy import report
+from retinue.runners.model_context import arranged
+from retinue.runners.token_estimate import weight_of_tools
 from retinue.tools.toolbox import Toolbox
 
 Told = Callable[[Agent, Session | None], Awaitable[Sequence[Part]]]

@@ -17,7 +17,7 @@ from retinue.models.base import Asks, Chunk, Ended, Model, Prompt, Seals, Text, 
 from retinue.models.error_messages import broke_off
 from retinue.models.tool_call_limits import CALLS_MAX, kept, too_many_calls
 from retinue.models.usage_validation import believed
-from retinue.runners.estimate import is_known
+from retinue.runners.token_estimate import is_known
 
 UNCOUNTED_CHARS_MAX = 100  # no single token is so long
 REPLY_CHARS_MAX = 4_000_000  # several times what the longest reply of any model has; more is no reply

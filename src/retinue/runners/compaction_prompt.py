@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from retinue.domain.record import Mark, Note, Record, Reply, Summary, UserTurn
 from retinue.domain.tool import Call, ToolResult
-from retinue.runners.context import summary_of
-from retinue.runners.estimate import json_of, tokens_of_text, weight_of, without_images
+from retinue.runners.model_context import summary_of
+from retinue.runners.token_estimate import json_of, tokens_of_text, weight_of, without_images
 
 RESULT_SHOWN_CHARS_MAX = 2_000
 ARGUMENTS_SHOWN_CHARS_MAX = 1_000

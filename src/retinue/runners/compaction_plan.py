@@ -16,10 +16,7 @@ from retinue.domain.model import OUTPUT_TOKENS_MAX
 from retinue.domain.record import Record, Reply, Stop, Summary, UserTurn
 from retinue.domain.tool import ToolResult
 from retinue.runners.base import SILENT_TOKENS
-from retinue.runners.context import summary_of
-from retinue.runners.estimate import tokens_of_text, weight_of, without_images
-from retinue.runners.pruning import RESULT_CHARS_KEPT_MIN, cut_at_line, result_chars_max
-from retinue.runners.telling import (
+from retinue.runners.compaction_prompt import (
     OVERSIZED_SHARE,
     Request,
     conversation_request,
@@ -28,6 +25,9 @@ from retinue.runners.telling import (
     listing,
     merge_request,
 )
+from retinue.runners.model_context import summary_of
+from retinue.runners.result_pruner import RESULT_CHARS_KEPT_MIN, cut_at_line, result_chars_max
+from retinue.runners.token_estimate import tokens_of_text, weight_of, without_images
 
 MARGIN = 1.2  # estimates are believed so far, and no further
 SUMMARY_SHARE_MAX = 0.15

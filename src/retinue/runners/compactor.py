@@ -23,13 +23,13 @@ from retinue.models.fallback import Plan
 from retinue.models.fallback_actions import Candidate, Compact, GiveUp, Move
 from retinue.models.model_router import Minds
 from retinue.models.model_selection import Role
-from retinue.runners import compaction, keeping
+from retinue.runners import compaction_plan, context_policy
 from retinue.runners.base import Finished
-from retinue.runners.case import Case, Sizes, next_of, plan_for, settle_before_wait, terms_of
-from retinue.runners.compaction import Cut, NotCompacted
-from retinue.runners.estimate import Measure, Meter
-from retinue.runners.hearing import listen
-from retinue.runners.telling import Request
+from retinue.runners.compaction_plan import Cut, NotCompacted
+from retinue.runners.compaction_prompt import Request
+from retinue.runners.run_state import Case, Sizes, next_of, plan_for, settle_before_wait, terms_of
+from retinue.runners.stream_reader import listen
+from retinue.runners.token_estimate import Measure, Meter
 
 log = logging.getLogger(__name__)
 
@@ -98,18 +98,18 @@ class ContextKeeper:
         settings = self._minds.settings.context
         while True:
             tools = case.tools(facts)
-            state = keeping.ContextState(
+            state = context_policy.ContextState(
                 measure=self._sizes.measure(case, facts, tools),
-                can_write=any(tool.name == keeping.WRITE_TOOL for tool in tools),
+                can_write=any(tool.name == context_policy.WRITE_TOOL for tool in tools),
                 failed_at=case.failed_at,
             )
-            match keeping.assess(state, settings, facts.window_tokens):
-                case keeping.Reset(notice):
+            match context_policy.assess(state, settings, facts.window_tokens):
+                case context_policy.Reset(notice):
                     return Finished(text=notice, reset=True)
-                case keeping.Flush():
+                case context_policy.Flush():
                     today = self._clock.now().astimezone(self._zone).date()
-                    await case.journal.note(Note(text=keeping.flush_text(today)))
-                case keeping.Compact() as wanted:
+                    await case.journal.note(Note(text=context_policy.flush_text(today)))
+                case context_policy.Compact() as wanted:
                     if not await self.compact(case, turn, wanted, facts):
                         case.failed_at = state.measure.tokens
                         return state.measure
@@ -120,25 +120,25 @@ class ContextKeeper:
         settings = self._minds.settings.context
         while True:
             measure = self._sizes.measure(case, facts, case.tools(facts))
-            match keeping.after_overflow(failure.failure, case.tries, measure, settings, facts.window_tokens):
-                case keeping.Compact() as wanted:
+            match context_policy.after_overflow(failure.failure, case.tries, measure, settings, facts.window_tokens):
+                case context_policy.Compact() as wanted:
                     helped = await self.compact(case, turn, wanted, facts)
                     case.tries = case.tries.compacted(helped=helped)
                     if helped:
                         return None
-                case keeping.TruncateResults():
+                case context_policy.TruncateResults():
                     case.tries = case.tries.truncating()
                     return None
-                case keeping.Reset(notice):
+                case context_policy.Reset(notice):
                     return Finished(text=notice, reset=True)
                 case None:
                     return None
 
     async def compact(
-        self, case: Case, turn: int, wanted: keeping.Compact, facts: ModelFacts, *, focus: str = ""
+        self, case: Case, turn: int, wanted: context_policy.Compact, facts: ModelFacts, *, focus: str = ""
     ) -> bool:
         """Whether the context is shorter now. One that could not be told in short is left as it was."""
-        cut = compaction.plan_cut(
+        cut = compaction_plan.plan_cut(
             case.journal.records,
             window_tokens=facts.window_tokens,
             keep_tokens=wanted.keep_tokens,
@@ -150,11 +150,11 @@ class ContextKeeper:
             return False
         try:
             # Whoever has asked for it knows already.
-            notice = "" if wanted.why is keeping.Why.ASKED else keeping.COMPACTING
+            notice = "" if wanted.why is context_policy.Why.ASKED else context_policy.COMPACTING
             text = await self._summary(case, turn, cut, focus=focus, notice=notice)
         except (BudgetSpent, PriceUnknown, ModelFailed, NotCompacted) as error:
             # While it is only nearly full, there is room for a reply, which may be cheaper. If not, it says so itself.
-            if isinstance(error, BudgetSpent | PriceUnknown) and wanted.why is not keeping.Why.FULL:
+            if isinstance(error, BudgetSpent | PriceUnknown) and wanted.why is not context_policy.Why.FULL:
                 raise
             log.warning("not compacted", extra={"run": case.journal.run.id, "code": error.code})
             return False
@@ -174,7 +174,7 @@ class ContextKeeper:
         try:
             async with deadline.watched():
                 candidate = await next_of(plan, self._clock)
-            return await compaction.summarize(
+            return await compaction_plan.summarize(
                 cut,
                 lambda request: self._summarize(scribe, request),
                 window_tokens=self._minds.model(candidate.ref).facts.window_tokens,

@@ -19,7 +19,7 @@ from retinue.domain.ids import SessionId
 from retinue.domain.record import Record, RecordKind, Reply, Summary, UserTurn
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
-from retinue.runners.estimate import CHARS_PER_TOKEN, holds_image, json_of
+from retinue.runners.token_estimate import CHARS_PER_TOKEN, holds_image, json_of
 
 RESULT_SHARE_MAX = 0.3
 RESULT_SHARE_TRUNCATED = 0.02  # after an overflow that no compaction could cure

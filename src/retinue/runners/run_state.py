@@ -22,10 +22,10 @@ from retinue.models.model_router import Minds
 from retinue.models.model_selection import Role
 from retinue.policy.limits.budgets import input_bound
 from retinue.policy.tools.delegations import within
-from retinue.runners import keeping
+from retinue.runners import context_policy
 from retinue.runners.base import NO_EQUIPMENT, Assignment, Brief, Equipment
-from retinue.runners.estimate import Measure, Meter
-from retinue.runners.pruning import result_chars_max
+from retinue.runners.result_pruner import result_chars_max
+from retinue.runners.token_estimate import Measure, Meter
 
 METERS_MAX = 2_000
 
@@ -40,7 +40,7 @@ class Case:
     offered: Callable[[ModelRef], Sequence[ToolSpec]]
     equipment: Equipment = NO_EQUIPMENT
     remarks: list[str] = field(default_factory=list[str])
-    tries: keeping.Tries = keeping.Tries()
+    tries: context_policy.Tries = context_policy.Tries()
     failed_at: int | None = None  # tokens, when a compaction last came to nothing
     mind: Mind = field(init=False)  # as the session has it, and then with whoever served this run
     instructions: str = field(init=False)  # what whoever is asked next is told

@@ -28,10 +28,10 @@ from retinue.domain.ports import Clock, Ids
 from retinue.domain.schedule import Every, Kind, Schedule
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.schedules import forms
-from retinue.schedules.forms import Setting
-from retinue.schedules.front import FILE_BYTES_MAX, Filed, NoId, parse, render
-from retinue.schedules.watching import Looking, Watcher
+from retinue.schedules import schedule_parser
+from retinue.schedules.file_watcher import Looking, Watcher
+from retinue.schedules.schedule_front_matter import FILE_BYTES_MAX, Filed, NoId, parse, render
+from retinue.schedules.schedule_parser import Setting
 from retinue.store.agents import agents
 from retinue.store.core import tables
 from retinue.store.core.connection import Store
@@ -164,22 +164,24 @@ class ScheduleFiles:
     def _says_the_same(self, filed: Filed, kept: Kept) -> bool:
         if filed.enabled is not kept.enabled:
             return False
-        own = forms.write(kept.schedule, ZoneInfo(kept.zone))
+        own = schedule_parser.write(kept.schedule, ZoneInfo(kept.zone))
         return self._plain(filed.form, kept) == self._plain(own, kept)
 
-    def _plain(self, form: forms.Form, kept: Kept) -> forms.Form:
+    def _plain(self, form: schedule_parser.Form, kept: Kept) -> schedule_parser.Form:
         """In one spelling, so that two that mean the same are the same."""
         zone = ZoneInfo(kept.zone)
         if form.every:
-            form = msgspec.structs.replace(form, every=str(forms.span_s(form.every)))
+            form = msgspec.structs.replace(form, every=str(schedule_parser.span_s(form.every)))
         if form.at:
-            form = msgspec.structs.replace(form, at=str(forms.read_when(at=form.at, now=self._clock.now(), zone=zone)))
-        place = None if form.place is forms.Place.FRESH else form.place
+            form = msgspec.structs.replace(
+                form, at=str(schedule_parser.read_when(at=form.at, now=self._clock.now(), zone=zone))
+            )
+        place = None if form.place is schedule_parser.Place.FRESH else form.place
         return msgspec.structs.replace(form, place=place, text=form.text.strip("\n"), cron=" ".join(form.cron.split()))
 
     async def _set(self, kept: Kept, filed: Filed, text: str) -> None:
         was = kept.schedule
-        own = forms.write(was, ZoneInfo(kept.zone))
+        own = schedule_parser.write(was, ZoneInfo(kept.zone))
         reworded = (filed.form.text.strip("\n"), filed.form.gate) != (own.text, own.gate)
         by = Setting(
             id=was.id,
@@ -193,7 +195,7 @@ class ScheduleFiles:
             start=was.when.start if isinstance(was.when, Every) and filed.form.every == own.every else None,
         )
         is_over = not filed.enabled and self._plain(filed.form, kept) == self._plain(own, kept)
-        schedule = was if is_over else forms.read(filed.form, by)
+        schedule = was if is_over else schedule_parser.read(filed.form, by)
         changed = await self._write(
             partial(_change, kept=kept, schedule=schedule, enabled=filed.enabled, zone=self._zone)
         )
@@ -225,7 +227,7 @@ class ScheduleFiles:
                 source="file",
                 start=was.when.start if was is not None and isinstance(was.when, Every) else None,
             )
-            schedule = forms.read(filed.form, by)
+            schedule = schedule_parser.read(filed.form, by)
             if other is not None:
                 act = partial(_change, kept=other, schedule=schedule, enabled=filed.enabled, zone=self._zone)
             else:
@@ -278,7 +280,7 @@ class ScheduleFiles:
     async def _write_file(self, kept: Kept) -> None:
         schedule = kept.schedule
         owner = "" if schedule.owner == OWNER else str(schedule.owner)
-        form = forms.write(schedule, ZoneInfo(kept.zone))
+        form = schedule_parser.write(schedule, ZoneInfo(kept.zone))
         text = render(schedule.id, form, enabled=kept.enabled, owner=owner)
         await self._aside(_put, self._path(schedule.name), text, self._clock.now())
         await self._agree(kept, text)

@@ -18,9 +18,9 @@ from retinue.domain.model import Failure
 from retinue.domain.record import Record, Reply, Summary
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult, ToolSpec
-from retinue.runners.context import FLUSH_HEAD
-from retinue.runners.estimate import Measure, Meter, is_known, weight_of, weight_of_text, weight_of_tools
-from retinue.runners.pruning import result_chars_max
+from retinue.runners.model_context import FLUSH_HEAD
+from retinue.runners.result_pruner import result_chars_max
+from retinue.runners.token_estimate import Measure, Meter, is_known, weight_of, weight_of_text, weight_of_tools
 
 OVERFLOW_COMPACTIONS_MAX = 3
 RESERVE_SHARE_MAX = 0.5  # of what instructions and tools leave free
