@@ -17,8 +17,8 @@ from retinue.domain.agent import Agent
 from retinue.domain.envelope import Draft
 from retinue.domain.ids import EnvelopeId, RunId
 from retinue.domain.session import Origin, OriginKind
-from retinue.engine.claims import Terms, claim
-from retinue.engine.custody import Work
+from retinue.engine.run_claim import Terms, claim
+from retinue.engine.run_context import Work
 from retinue.intake.accept import accept
 from retinue.store.agents import agents
 from retinue.store.core.open_store import open_store

@@ -58,11 +58,11 @@ from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.domain.trust import Trust
-from retinue.engine.engine import EmbeddedEngine
+from retinue.engine.button_presses import Presses
+from retinue.engine.embedded_engine import EmbeddedEngine
+from retinue.engine.event_broadcast import Live
 from retinue.engine.heartbeats import is_busy
 from retinue.engine.lanes import Slots
-from retinue.engine.live import Live
-from retinue.engine.pressing import Presses
 from retinue.hands import Hands, called_by_people, equip, skills_told
 from retinue.instructing import Instructing
 from retinue.intake.accept import Inbox

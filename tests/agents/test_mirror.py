@@ -14,7 +14,7 @@ from retinue.agents import daycare_format
 from retinue.agents.daycare_format import NAMES
 from retinue.agents.session_mirror import CURSOR, Mirror
 from retinue.domain.session import OriginKind
-from retinue.engine.engine import EmbeddedEngine
+from retinue.engine.embedded_engine import EmbeddedEngine
 from retinue.runners.mirror_runner import Mirrored
 from retinue.store.sessions import sessions
 from retinue.testing.household import House, Household, terminal

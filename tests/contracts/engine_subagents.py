@@ -33,7 +33,7 @@ from retinue.domain.record import UserTurn
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots
-from retinue.engine.subagents import LOOK_AGAIN_MS
+from retinue.engine.subagent_cleanup import LOOK_AGAIN_MS
 from retinue.models.base import Prompt
 from retinue.store.agents import agents
 from retinue.store.core.connection import Store

@@ -38,7 +38,7 @@ from contracts.engine_recovery import *  # noqa: E402, F403
 from contracts.engine_sleep import *  # noqa: E402, F403
 from contracts.engine_subagents import *  # noqa: E402, F403
 
-from retinue.engine.engine import EmbeddedEngine  # noqa: E402
+from retinue.engine.embedded_engine import EmbeddedEngine  # noqa: E402
 from retinue.testing.household import Household  # noqa: E402
 
 

@@ -14,7 +14,7 @@ from street import rows as count
 from retinue.connectors.base import Abilities, Heard, Incoming, Parcel, Quoted
 from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.envelope import Outcome
-from retinue.engine.pressing import ANSWERED_AT_ONCE_MAX, MEANS_NOTHING, NOT_YOURS
+from retinue.engine.button_presses import ANSWERED_AT_ONCE_MAX, MEANS_NOTHING, NOT_YOURS
 from retinue.testing.household import House, boss
 from retinue.testing.quiet_connector import QuietConnector
 

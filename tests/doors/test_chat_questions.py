@@ -13,7 +13,7 @@ from street import Street, link, said
 from retinue.connectors.base import Abilities, Heard, Incoming, Parcel
 from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.envelope import Draft, Receipt
-from retinue.engine.pressing import MEANS_NOTHING, NOT_YOURS
+from retinue.engine.button_presses import MEANS_NOTHING, NOT_YOURS
 from retinue.testing.household import House
 from retinue.tools.questions import AskQuestions
 

@@ -15,7 +15,7 @@ from street import Street
 from retinue.config.connectors import ConnectorSettings
 from retinue.connectors.telegram import TelegramSettings
 from retinue.domain.access import DmPolicy, Identity
-from retinue.engine.pressing import MEANS_NOTHING, NOT_YOURS
+from retinue.engine.button_presses import MEANS_NOTHING, NOT_YOURS
 from retinue.intake.access_control import Doorkeeper
 from retinue.real import RealClock
 from retinue.store.channels import identities

@@ -17,8 +17,8 @@ from retinue.domain.ids import EnvelopeId, SessionId
 from retinue.domain.session import BATCH_MAX, LaneKind, QueueMode, QueuePolicy
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
-from retinue.engine import engine as engine_module
-from retinue.engine.engine import EmbeddedEngine
+from retinue.engine import embedded_engine as engine_module
+from retinue.engine.embedded_engine import EmbeddedEngine
 from retinue.engine.lanes import Ready, Slots, next_batch
 from retinue.intake.accept import LaneWake
 from retinue.store.envelopes import envelopes

@@ -17,7 +17,7 @@ from retinue.domain.envelope import Outcome, Status
 from retinue.domain.errors import NotFound, StoreError
 from retinue.domain.session import LaneKind, QueuePolicy, Wakefulness
 from retinue.domain.structs import replace
-from retinue.engine import engine as engine_module
+from retinue.engine import embedded_engine as engine_module
 from retinue.engine.lanes import Slots
 from retinue.intake.accept import Inbox, LaneWake
 from retinue.store.runs import runs

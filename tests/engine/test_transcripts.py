@@ -20,8 +20,8 @@ from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, W
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
-from retinue.engine.live import DELTAS_WAITING_MAX, PARTIAL_CHARS_MAX, Live
-from retinue.engine.transcripts import Transcript, Transcripts, size_of
+from retinue.engine.event_broadcast import DELTAS_WAITING_MAX, PARTIAL_CHARS_MAX, Live
+from retinue.engine.transcript_cache import Transcript, Transcripts, size_of
 from retinue.models.base import WireCache
 from retinue.store.core.open_store import open_inline
 from retinue.store.core.sqlite import InlineStore

@@ -27,7 +27,7 @@ from retinue.domain.model import ModelRef
 from retinue.domain.ports import Ask, Journal, Tell
 from retinue.domain.run import RunRequest
 from retinue.domain.structs import replace
-from retinue.engine.engine import EmbeddedEngine
+from retinue.engine.embedded_engine import EmbeddedEngine
 from retinue.models.model_catalog import Market as ModelMarket
 from retinue.models.provider_http import Target
 from retinue.runners.base import Assignment, Finished, Runner

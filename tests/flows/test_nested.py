@@ -21,7 +21,7 @@ from retinue.domain.person import Role
 from retinue.domain.principal import Principal
 from retinue.domain.record import Reply
 from retinue.domain.trust import Trust
-from retinue.engine.live import NESTED_CHARS_MAX
+from retinue.engine.event_broadcast import NESTED_CHARS_MAX
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.testing.waiting import wait_until
 

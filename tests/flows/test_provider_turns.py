@@ -19,7 +19,7 @@ from retinue.domain.envelope import Outcome
 from retinue.domain.record import Reply
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
-from retinue.engine.engine import EmbeddedEngine
+from retinue.engine.embedded_engine import EmbeddedEngine
 from retinue.runners.attachment_reader import FileMedia
 from retinue.runners.loop import REPEATS_MAX, Loop
 from retinue.runners.model_call import Asker

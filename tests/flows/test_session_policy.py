@@ -25,7 +25,7 @@ from retinue.domain.schedule import Place
 from retinue.domain.session import Mind, Session
 from retinue.domain.session_keys import ChatType
 from retinue.domain.trust import Trust
-from retinue.engine.commands import GREET
+from retinue.engine.slash_commands import GREET
 from retinue.models.base import Prompt
 from retinue.store.envelopes import envelopes
 from retinue.store.runs.why import why

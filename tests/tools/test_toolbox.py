@@ -27,7 +27,7 @@ from retinue.domain.record import Body, Note, Record, Reply, Summary, UserTurn, 
 from retinue.domain.structs import replace
 from retinue.domain.tool import Call, Effect, ToolResult, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.engine.custody import trust_of_mail
+from retinue.engine.run_context import trust_of_mail
 from retinue.policy.provenance.provenance_rules import house_policy
 from retinue.policy.provenance.provenance_text import said
 from retinue.policy.tools.tools import Circumstances

@@ -21,7 +21,7 @@ from retinue.domain.event import Delta, DeltaKind, Nested, News, NewsKind
 from retinue.domain.ids import SessionId
 from retinue.domain.principal import Principal
 from retinue.domain.record import RecordKind
-from retinue.engine.live import Within
+from retinue.engine.event_broadcast import Within
 from retinue.operations.base import Desk
 from retinue.operations.sessions import PartialShown, partial_form
 from retinue.store.core import events as store_events

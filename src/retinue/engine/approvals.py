@@ -31,10 +31,10 @@ from retinue.domain.storable_text import clipped_bytes, storable
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call, call_hash
 from retinue.domain.trust import Trust
-from retinue.engine.custody import Append, Work
-from retinue.engine.showing import show_work
-from retinue.engine.speaking import let_go, say_so_far
-from retinue.engine.writing import Unwritten, write_closings
+from retinue.engine.interim_replies import let_go, say_so_far
+from retinue.engine.progress_messages import show_work
+from retinue.engine.run_context import Append, Work
+from retinue.engine.step_writer import Unwritten, write_closings
 from retinue.intake.accept import ClockWake, Wake, enter
 from retinue.intake.routing import OWNER, who_listens
 from retinue.policy.access.permissions import reaches

@@ -31,7 +31,7 @@ from retinue.domain.run import NO_REQUEST, Run
 from retinue.domain.session import Origin, OriginKind, Session, Wakefulness
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust, least
-from retinue.engine import exchanges
+from retinue.engine import session_exchange
 from retinue.intake import background_jobs
 from retinue.intake.accept import Wake, enter, take_job
 from retinue.intake.delegations import end
@@ -240,7 +240,7 @@ def _look_again(page: Page, delegation: Delegation) -> tuple[Handed, tuple[Wake,
     """What became of it. Where the call takes an answer from another session, the two may go on from there."""
     handed = _look(page, delegation)
     goes_on = delegation.kind is DelegationKind.SEND and delegation.state is DelegationState.DONE
-    letter = exchanges.begin(page, delegation, handed.answer) if goes_on and handed.answer is not None else None
+    letter = session_exchange.begin(page, delegation, handed.answer) if goes_on and handed.answer is not None else None
     return handed, enter(page, letter).wakes if letter is not None else ()
 
 

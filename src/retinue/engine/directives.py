@@ -21,7 +21,7 @@ from retinue.domain.slash_command import (
     unescaped,
 )
 from retinue.domain.ui_context import line_of
-from retinue.engine.choosing import Choices
+from retinue.engine.session_commands import Choices
 
 # What one message can ask for; the other modes are about all that waits.
 _WHEN_BUSY = {

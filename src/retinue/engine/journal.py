@@ -32,13 +32,13 @@ from retinue.domain.session import BATCH_MAX, QueueMode, QueuePolicy, WhenBusy
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call, ToolResult, call_hash
 from retinue.domain.trust import Trust
-from retinue.engine.custody import Append, Work, trust_of_mail
-from retinue.engine.endings import interrupted
+from retinue.engine.interim_replies import say_so_far
 from retinue.engine.lanes import voice
-from retinue.engine.showing import show_work
-from retinue.engine.speaking import say_so_far
-from retinue.engine.transcripts import Transcript
-from retinue.engine.writing import Closing, Failing, Leaving, Paid, Summed, Unwritten, tell_opened, write_closings
+from retinue.engine.progress_messages import show_work
+from retinue.engine.run_context import Append, Work, trust_of_mail
+from retinue.engine.run_finish import interrupted
+from retinue.engine.step_writer import Closing, Failing, Leaving, Paid, Summed, Unwritten, tell_opened, write_closings
+from retinue.engine.transcript_cache import Transcript
 from retinue.intake.accept import Wake, notify
 from retinue.intake.routing import answer_address
 from retinue.policy.limits.budgets import days, input_bound

@@ -28,8 +28,8 @@ from retinue.domain.session import Mind
 from retinue.domain.storable_text import is_storable
 from retinue.domain.structs import replace
 from retinue.domain.times import from_ms, show, to_ms
-from retinue.engine.engine import Engine
-from retinue.engine.live import Live
+from retinue.engine.embedded_engine import Engine
+from retinue.engine.event_broadcast import Live
 from retinue.intake.external_callbacks import Callbacks
 from retinue.models.model_selection import Catalog
 from retinue.operations.auditing import AuditedStore, line_of

@@ -28,7 +28,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind
-from retinue.engine.endings import NOTHING_CANCELLED, Cancelled, cancel_in
+from retinue.engine.run_finish import NOTHING_CANCELLED, Cancelled, cancel_in
 from retinue.operations import declared_bindings, declared_schedules
 from retinue.operations.agents import runners_known
 from retinue.operations.base import Desk, Nothing, Operation

@@ -24,7 +24,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.schedule import Kind, in_words
 from retinue.domain.times import show, to_ms
 from retinue.domain.trust import Trust
-from retinue.engine.clockwork import why_busy
+from retinue.engine.scheduler import why_busy
 from retinue.operations.base import Desk, for_everyone
 from retinue.operations.schedules import zone_of
 from retinue.schedules import heartbeat_files

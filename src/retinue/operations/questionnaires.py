@@ -15,7 +15,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.questionnaire import Field, FieldKind, Questionnaire, QuestionnaireState
 from retinue.domain.times import show, to_ms
 from retinue.domain.trust import Trust
-from retinue.engine.forms import check_answerable, submit_in
+from retinue.engine.questionnaire_answers import check_answerable, submit_in
 from retinue.intake.accept import Wake
 from retinue.operations.base import Desk, Operation
 from retinue.store.core.transaction import Page

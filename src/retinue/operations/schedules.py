@@ -33,7 +33,7 @@ from retinue.domain.schedule import (
 from retinue.domain.session import OriginKind
 from retinue.domain.times import show, to_ms
 from retinue.domain.times import zone as known_zone
-from retinue.engine.clockwork import why_busy
+from retinue.engine.scheduler import why_busy
 from retinue.intake.routing import OWNER
 from retinue.operations.base import Desk, Operation, for_everyone
 from retinue.operations.pages import check_limit, no_cursor

@@ -15,9 +15,9 @@ from retinue.domain.principal import Principal
 from retinue.domain.reset_rules import BECAUSE_LENGTH_MAX
 from retinue.domain.session import Session
 from retinue.domain.times import from_ms, show, to_ms
-from retinue.engine.choosing import keep_sending
-from retinue.engine.refreshing import refresh as begin_afresh
-from retinue.engine.refreshing import rules_in
+from retinue.engine.context_reset import refresh as begin_afresh
+from retinue.engine.context_reset import rules_in
+from retinue.engine.session_commands import keep_sending
 from retinue.operations.base import Desk, Operation
 from retinue.operations.sessions import OfSession
 from retinue.policy.limits.reset_policy import ahead

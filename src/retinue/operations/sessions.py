@@ -36,7 +36,7 @@ from retinue.domain.session import (
 )
 from retinue.domain.structs import replace
 from retinue.domain.times import show, to_ms
-from retinue.engine.live import Partial
+from retinue.engine.event_broadcast import Partial
 from retinue.operations.base import Desk, Operation
 from retinue.operations.pages import no_cursor
 from retinue.store.agents import agents

@@ -24,9 +24,9 @@ from retinue.domain.ports import AskGate, Clock, ReadChecklist
 from retinue.domain.schedule import SCHEDULES_MAX, GateSaid, Schedule, SlotState
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.engine.engine import EmbeddedEngine
+from retinue.engine.embedded_engine import EmbeddedEngine
+from retinue.engine.event_broadcast import Live
 from retinue.engine.lanes import Slots
-from retinue.engine.live import Live
 from retinue.models.base import WireCache
 from retinue.models.local_catalog import Locals
 from retinue.models.model_router import Minds

@@ -19,10 +19,10 @@ from retinue.domain.envelope import Draft, Receipt
 from retinue.domain.ids import EnvelopeId, derived
 from retinue.domain.schedule import Schedule, Slot
 from retinue.domain.tool import Call, ToolResult
-from retinue.engine import clockwork
 from retinue.engine import delegations as handing
-from retinue.engine.custody import Append
+from retinue.engine import scheduler
 from retinue.engine.journal import RunJournal
+from retinue.engine.run_context import Append
 from retinue.intake import external_callbacks
 from retinue.intake.accept import Inbox, Wake, enter
 from retinue.intake.external_callbacks import Callback
@@ -44,7 +44,7 @@ _sessions: Any = sessions
 _daemon: Any = daemon
 _handing: Any = handing
 _delegations: Any = delegations
-_clockwork: Any = clockwork
+_clockwork: Any = scheduler
 _schedules: Any = schedules
 _callbacks: Any = external_callbacks
 

@@ -40,12 +40,12 @@ from retinue.domain.reply_delivery import PLAIN_WORDS, Words
 from retinue.domain.session import Origin, Session
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.engine.clockwork import no_gates
-from retinue.engine.engine import EmbeddedEngine
+from retinue.engine.button_presses import Presses
+from retinue.engine.embedded_engine import EmbeddedEngine
+from retinue.engine.event_broadcast import Live
 from retinue.engine.heartbeats import is_busy
 from retinue.engine.lanes import Slots
-from retinue.engine.live import Live
-from retinue.engine.pressing import Presses
+from retinue.engine.scheduler import no_gates
 from retinue.intake.accept import Inbox
 from retinue.intake.access_control import Keeper
 from retinue.intake.attachment_fetch import keeping

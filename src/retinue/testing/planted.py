@@ -13,10 +13,10 @@ from enum import StrEnum
 from typing import Any
 
 from retinue.domain.errors import Invalid
-from retinue.engine import clockwork
 from retinue.engine import delegations as handing
-from retinue.engine.custody import Append
+from retinue.engine import scheduler
 from retinue.engine.journal import RunJournal
+from retinue.engine.run_context import Append
 from retinue.intake import external_callbacks
 from retinue.intake.accept import Inbox
 from retinue.store.runs import delegations
@@ -48,7 +48,7 @@ TOUCHED: tuple[tuple[Any, str], ...] = (
     (handing, "_collect"),
     (handing, "delegation_id"),
     (delegations, "end"),
-    (clockwork, "_let_go"),
+    (scheduler, "_let_go"),
     (schedules, "_go_on"),
     (schedules, "_pass_by"),
     (external_callbacks, "hear"),

@@ -35,9 +35,9 @@ from retinue.domain.principal import Principal
 from retinue.domain.schedule import GateSaid, Schedule
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect, ToolSpec
-from retinue.engine.engine import EmbeddedEngine
+from retinue.engine.embedded_engine import EmbeddedEngine
+from retinue.engine.event_broadcast import Live
 from retinue.engine.lanes import Slots
-from retinue.engine.live import Live
 from retinue.intake.accept import Inbox
 from retinue.intake.external_callbacks import Callbacks
 from retinue.models.base import Chunk, Ended, Prompt

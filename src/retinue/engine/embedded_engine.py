@@ -32,20 +32,20 @@ from retinue.domain.reply_delivery import Words, plain_words
 from retinue.domain.session import LaneKind, OriginKind, QueueMode, Session, lane_kind
 from retinue.domain.slash_command import Asked
 from retinue.domain.times import to_ms
+from retinue.engine.agent_messages import pass_on
 from retinue.engine.approvals import answer_approval, escalate, expire, request
-from retinue.engine.choosing import Choices, NoChoices
-from retinue.engine.claims import CLOSED_AT_ONCE_MAX, Terms, begin, claim
-from retinue.engine.clockwork import Clockwork, no_gates
-from retinue.engine.commands import Commanded, Commands, Skills, no_skills
-from retinue.engine.custody import Nothing, Work
 from retinue.engine.delegations import hand_over
-from retinue.engine.endings import NEWER, Cancelled, Said, cancel
+from retinue.engine.event_broadcast import Live
 from retinue.engine.heartbeats import no_checklists
 from retinue.engine.lanes import READY_MAX, Ready, Slots, Standing
-from retinue.engine.live import Live
-from retinue.engine.runs import Ended, Speak, Watch
-from retinue.engine.subagents import put_away
-from retinue.engine.words import pass_on
+from retinue.engine.run_claim import CLOSED_AT_ONCE_MAX, Terms, begin, claim
+from retinue.engine.run_context import Nothing, Work
+from retinue.engine.run_finish import NEWER, Cancelled, Said, cancel
+from retinue.engine.run_worker import Ended, Speak, Watch
+from retinue.engine.scheduler import Clockwork, no_gates
+from retinue.engine.session_commands import Choices, NoChoices
+from retinue.engine.slash_commands import Commanded, Commands, Skills, no_skills
+from retinue.engine.subagent_cleanup import put_away
 from retinue.intake.accept import ClockWake, LaneWake, RoomWake, Seat, Wake, hand_over_due, settle_and_tell
 from retinue.outbox.typing_and_previews import Presence
 from retinue.runners.base import Runner

@@ -13,8 +13,8 @@ from retinue.domain.record import Reply
 from retinue.domain.run import Step, StepKind
 from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.tool import ToolResult
-from retinue.engine.custody import Work
-from retinue.engine.writing import Closing, Unwritten
+from retinue.engine.run_context import Work
+from retinue.engine.step_writer import Closing, Unwritten
 from retinue.intake.accept import Wake, notify
 from retinue.intake.routing import answer_address
 from retinue.store.core.transaction import Page

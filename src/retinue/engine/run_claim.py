@@ -37,10 +37,10 @@ from retinue.domain.session import (
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.tool import Call
 from retinue.domain.ui_context import words_of
-from retinue.engine.custody import Append, Nothing, Work, trust_of_mail
-from retinue.engine.endings import cancel_for_newer, close_run, interrupts
+from retinue.engine.context_reset import as_due
 from retinue.engine.lanes import held_back_s, next_batch
-from retinue.engine.refreshing import as_due
+from retinue.engine.run_context import Append, Nothing, Work, trust_of_mail
+from retinue.engine.run_finish import cancel_for_newer, close_run, interrupts
 from retinue.intake.accept import Wake, settle_and_tell
 from retinue.intake.background_jobs import runner_of
 from retinue.policy.limits.reset_policy import keeps_awake

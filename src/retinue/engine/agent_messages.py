@@ -22,7 +22,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.run import Run
 from retinue.domain.session import SENT_OUT, Origin, OriginKind, Session
 from retinue.domain.trust import Trust, least
-from retinue.engine import switching
+from retinue.engine import agent_switch
 from retinue.intake.accept import Wake, enter
 from retinue.policy.access.agent_visibility import may_message
 from retinue.policy.access.session_access import may_reach
@@ -84,7 +84,7 @@ def _say(page: Page, word: Word, id_: EnvelopeId) -> tuple[Heard, tuple[Wake, ..
     )
     entered = enter(page, draft)
     if word.switches:
-        switching.tell(page, run.sender, here, to)
+        agent_switch.tell(page, run.sender, here, to)
     refused = entered.receipt.because if entered.receipt.outcome is Outcome.REFUSED else ""
     return Heard(envelope=id_, agent=to.agent, session=to.id, refused=refused), entered.wakes
 
@@ -225,9 +225,9 @@ def _elsewhere(
         )
     # As one of the house, whose own conversations these are, also where it is the owner.
     who = Principal(address=run.sender, level=PermissionLevel.RESTRICTED, trust=Trust.PERSON)
-    back = word.to.casefold() == switching.BACK
+    back = word.to.casefold() == agent_switch.BACK
     if back:
-        there = switching.came_from(page, run.sender, here, who)
+        there = agent_switch.came_from(page, run.sender, here, who)
         target = agents.find(page.conn, there.agent) if there is not None else None
         if there is None or target is None:
             raise NotFound(
@@ -240,8 +240,8 @@ def _elsewhere(
     target = agents.find(page.conn, word.to.removeprefix("agent:"))
     if target is None or not may_message(speaker, target).allowed:
         raise _nowhere(word.to)
-    there = switching.session_with(page, run.sender, here, target, who, made_by=id_)
-    switching.remember(page, here, there)
+    there = agent_switch.session_with(page, run.sender, here, target, who, made_by=id_)
+    agent_switch.remember(page, here, there)
     return there, target
 
 
@@ -270,7 +270,7 @@ def _lineage(
     if handed is not None and handed.session == to.id:
         return handed.above
     own = target.name == speaker.name
-    if word.switches and word.to.casefold() == switching.BACK:  # they came from there
+    if word.switches and word.to.casefold() == agent_switch.BACK:  # they came from there
         decision = None
     elif word.silent:  # nobody works on it
         decision = None if own else may_message(speaker, target)

@@ -17,9 +17,9 @@ from retinue.domain.reset_rules import ResetRules, time_of_day
 from retinue.domain.session import Session
 from retinue.domain.times import from_ms, show
 from retinue.domain.trust import Trust
-from retinue.engine.choosing import Choices, queue_words, sending_words
-from retinue.engine.endings import Cancelled
-from retinue.engine.refreshing import rules_in
+from retinue.engine.context_reset import rules_in
+from retinue.engine.run_finish import Cancelled
+from retinue.engine.session_commands import Choices, queue_words, sending_words
 from retinue.policy.limits.reset_policy import ahead
 from retinue.store.agents import agents
 from retinue.store.core.transaction import Page

@@ -28,8 +28,8 @@ from retinue.domain.session import Origin, OriginKind, Session, Wakefulness, lan
 from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.trust import Trust
-from retinue.engine.endings import mark_reset
 from retinue.engine.heartbeats import no_checklists, why_still
+from retinue.engine.run_finish import mark_reset
 from retinue.intake.accept import ClockWake, LaneWake, RoomWake, Wake, enter
 from retinue.intake.routing import OWNER
 from retinue.store.agents import agents

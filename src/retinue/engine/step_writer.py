@@ -13,7 +13,7 @@ from retinue.domain.money import CallTerms, Days
 from retinue.domain.record import NO_USAGE, Note, Reply, Summary, Usage
 from retinue.domain.run import Run, Step, StepKind, StepState
 from retinue.domain.tool import ToolResult
-from retinue.engine.custody import Append
+from retinue.engine.run_context import Append
 from retinue.store.agents import audit
 from retinue.store.runs import money, runs
 from retinue.store.sessions import sessions

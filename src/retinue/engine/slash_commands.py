@@ -43,10 +43,10 @@ from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.domain.ui_context import line_of
-from retinue.engine import choosing, deciding, reporting, switching
-from retinue.engine.choosing import Choices
+from retinue.engine import agent_switch, approval_commands, session_commands, status_commands
 from retinue.engine.directives import directed
-from retinue.engine.endings import NOTHING_CANCELLED, Cancelled, Said, cancel_in
+from retinue.engine.run_finish import NOTHING_CANCELLED, Cancelled, Said, cancel_in
+from retinue.engine.session_commands import Choices
 from retinue.engine.skill_commands import Called, called, no_such_skill
 from retinue.intake.accept import Wake, enter, keep_command, known_session, purged_before, seen_before
 from retinue.intake.routing import OWNER, answer_address
@@ -107,7 +107,7 @@ class _Scene(Struct, frozen=True, kw_only=True):
     brought: Brought
     settings: SessionSettings
     said: Mapping[RunId, Said]
-    number: deciding.Numbered | None = None  # what a bare number means here
+    number: approval_commands.Numbered | None = None  # what a bare number means here
 
 
 class Commands:
@@ -227,7 +227,7 @@ def carry_out(
     page = Page(conn, now_ms)
     if (gone := purge.by_key(conn, draft.source, draft.key)) is not None:
         return Commanded(purged_before(draft, gone).receipt)
-    number = deciding.numbered(page, draft, commands[0]) if _is_number(commands) else None
+    number = approval_commands.numbered(page, draft, commands[0]) if _is_number(commands) else None
     if commands[0].bare and number is None and (_is_number(commands) or not _is_busy(page, draft)):
         page.close()
         return Commanded(None)
@@ -328,32 +328,32 @@ def _do(command: Command, at: _Scene) -> _Done:
         case CommandName.HELP:
             return _Done("\n".join(help_lines(at.brought.skills)))
         case CommandName.STATUS:
-            return _Done(reporting.status(page, session, agent, at.zone, choices, at.settings))
+            return _Done(status_commands.status(page, session, agent, at.zone, choices, at.settings))
         case CommandName.WHOAMI:
-            return _Done(reporting.whoami(at.draft, agent))
+            return _Done(status_commands.whoami(at.draft, agent))
         case CommandName.CONTEXT:
-            return _Done(reporting.context(page, rest, session, agent, choices, at.brought.parts))
+            return _Done(status_commands.context(page, rest, session, agent, choices, at.brought.parts))
         case CommandName.USAGE if not rest:
-            return _Done(reporting.usage(page, session, agent, choices))
+            return _Done(status_commands.usage(page, session, agent, choices))
         case CommandName.AGENTS:
-            return _Done(reporting.staff(page, agent))
+            return _Done(status_commands.staff(page, agent))
         case CommandName.MODEL:
-            return _Done(choosing.model(page, rest, session, agent, choices))
+            return _Done(session_commands.model(page, rest, session, agent, choices))
         case CommandName.THINK:
-            return _Done(choosing.think(page, rest, session, agent, choices))
+            return _Done(session_commands.think(page, rest, session, agent, choices))
         case CommandName.VERBOSE | CommandName.REASONING | CommandName.ELEVATED | CommandName.USAGE as name:
-            return _Done(choosing.manner(page, name, rest, session, agent, choices, trust=at.draft.trust))
+            return _Done(session_commands.manner(page, name, rest, session, agent, choices, trust=at.draft.trust))
         case CommandName.QUEUE:
-            return _Done(choosing.queue(page, rest, session, agent))
+            return _Done(session_commands.queue(page, rest, session, agent))
         case CommandName.SEND:
-            return _Done(choosing.send(page, rest, session, trust=at.draft.trust))
+            return _Done(session_commands.send(page, rest, session, trust=at.draft.trust))
         case CommandName.COMPACT:
             return _compact(command, at)
         case CommandName.STOP | CommandName.ABORT:
             done = cancel_in(
                 page, session.id, by=str(at.draft.sender), why=f"/{command.word}", clear_due=True, said=at.said
             )
-            return _Done(reporting.stopped(done, session.id), done)
+            return _Done(status_commands.stopped(done, session.id), done)
         case CommandName.RESET:
             done = cancel_in(page, session.id, by=str(at.draft.sender), why="/reset", reset=rest)
             kept = " Your words are kept in it." if rest else ""
@@ -361,13 +361,13 @@ def _do(command: Command, at: _Scene) -> _Done:
         case CommandName.NEW:
             return _new(command, at)
         case CommandName.APPROVE if at.number is not None:
-            text, wakes = deciding.choose(page, at.draft, at.number, who=_who(page, at.draft))
+            text, wakes = approval_commands.choose(page, at.draft, at.number, who=_who(page, at.draft))
             return _Done(text, wakes=list(wakes))
         case CommandName.ALLOW | CommandName.APPROVE | CommandName.DENY as name:
-            text, wakes = deciding.decide(page, at.draft, name, rest, session, who=_who(page, at.draft))
+            text, wakes = approval_commands.decide(page, at.draft, name, rest, session, who=_who(page, at.draft))
             return _Done(text, wakes=list(wakes))
         case CommandName.SWITCH:
-            went = switching.switch(page, at.draft, rest, session, agent, who=_who(page, at.draft))
+            went = agent_switch.switch(page, at.draft, rest, session, agent, who=_who(page, at.draft))
             return _Done(went.text, wakes=list(went.wakes))
         case CommandName.SKILL:
             return _Done(no_such_skill(rest, at.brought.skills))

@@ -14,7 +14,7 @@ from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.event import NewsKind
 from retinue.domain.reset_rules import NO_RULES, ResetRules, with_reason
 from retinue.domain.session import Session, Wakefulness
-from retinue.engine.endings import mark_reset
+from retinue.engine.run_finish import mark_reset
 from retinue.policy.limits.reset_policy import begins_something, rules_for, why_afresh, why_too_long
 from retinue.store.core.transaction import Page
 from retinue.store.runs import runs

@@ -21,8 +21,8 @@ from retinue.domain.run import Step
 from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.times import from_ms
 from retinue.domain.trust import Trust, least
-from retinue.engine.custody import Work, trust_of_mail
-from retinue.engine.writing import Closing, Unwritten
+from retinue.engine.run_context import Work, trust_of_mail
+from retinue.engine.step_writer import Closing, Unwritten
 from retinue.intake.accept import ClockWake, RoomWake, Wake, enter
 from retinue.intake.routing import answer_address
 from retinue.runners.base import SILENT_TOKENS, Finished

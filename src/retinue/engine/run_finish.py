@@ -19,11 +19,11 @@ from retinue.domain.run import Run, RunStatus
 from retinue.domain.session import SNIPPET_LENGTH_MAX, Session, Wakefulness, lane_kind
 from retinue.domain.storable_text import clipped_bytes, storable
 from retinue.domain.tool import ToolResult
-from retinue.engine import exchanges, heartbeats
-from retinue.engine.custody import Append, Work
-from retinue.engine.showing import show_work
-from retinue.engine.speaking import SAID_BEFORE, let_go, say_so_far, without_what_was_said
-from retinue.engine.writing import Unwritten, warnings_of, write_closings
+from retinue.engine import heartbeats, session_exchange
+from retinue.engine.interim_replies import SAID_BEFORE, let_go, say_so_far, without_what_was_said
+from retinue.engine.progress_messages import show_work
+from retinue.engine.run_context import Append, Work
+from retinue.engine.step_writer import Unwritten, warnings_of, write_closings
 from retinue.intake import background_jobs
 from retinue.intake.accept import HANDED_ON, ClockWake, LaneWake, Wake, enter, notify, ring, settle_and_tell
 from retinue.intake.delegations import end, is_silent, is_told, withdraw
@@ -144,7 +144,7 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
     """What the run has to say, and to whom: whoever wrote, whoever handed it the work, or whoever sits behind it."""
     silent, delegation = False, None
     if work.envelopes and work.envelopes[0].context.exchange is not None:
-        return exchanges.following(page, work, finished)
+        return session_exchange.following(page, work, finished)
     if work.envelopes and work.envelopes[0].kind is Kind.JOB:
         return background_jobs.result_of(
             work.envelopes[0], "" if finished.silent else finished.answer, trust=finished.trust
@@ -181,7 +181,9 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
         key=f"{work.run.id}/answer",
         # What is said of work that was handed out answers nothing: whoever began it has had their answer.
         kind=Kind.ANSWER if owed else Kind.MESSAGE,
-        context=exchanges.context_of_answer(page, delegation) if delegation is not None else _still_for(work, to),
+        context=session_exchange.context_of_answer(page, delegation)
+        if delegation is not None
+        else _still_for(work, to),
         reply_to=reply_to,
         silent=silent,
         attachments=spoken,
@@ -224,7 +226,7 @@ def _end_delegation(page: Page, letter: Envelope, answer: Draft | None) -> tuple
         return ()
     archive_ms = end(page, delegation, DelegationState.DONE, because="", result=answer.id if answer else None)
     wakes: tuple[Wake, ...] = (ClockWake(archive_ms),) if archive_ms is not None else ()
-    said = exchanges.said_at_once(page, delegation, answer) if answer is not None else None
+    said = session_exchange.said_at_once(page, delegation, answer) if answer is not None else None
     return (*wakes, *enter(page, said).wakes) if said is not None else wakes
 
 

@@ -14,7 +14,7 @@ from retinue.domain.run import RunRequest
 from retinue.domain.session import Session
 from retinue.domain.storable_text import clipped_bytes
 from retinue.domain.trust import Trust, least
-from retinue.engine.custody import Work
+from retinue.engine.run_context import Work
 from retinue.intake.routing import who_listens
 from retinue.runners.base import Finished
 from retinue.store.agents import agents

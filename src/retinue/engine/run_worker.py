@@ -24,14 +24,14 @@ from retinue.domain.run import NO_REQUEST, RunRequest
 from retinue.domain.session import SENT_OUT, Wakefulness
 from retinue.domain.times import to_ms
 from retinue.engine.approvals import park
-from retinue.engine.claims import Terms, claim_next
-from retinue.engine.custody import Nothing, Work
-from retinue.engine.endings import fail, finish
+from retinue.engine.context_reset import note_length
+from retinue.engine.event_broadcast import Live, Within
 from retinue.engine.journal import Answers, RunJournal
-from retinue.engine.live import Live, Within
-from retinue.engine.refreshing import note_length
-from retinue.engine.transcripts import Transcripts
-from retinue.engine.writing import Unwritten
+from retinue.engine.run_claim import Terms, claim_next
+from retinue.engine.run_context import Nothing, Work
+from retinue.engine.run_finish import fail, finish
+from retinue.engine.step_writer import Unwritten
+from retinue.engine.transcript_cache import Transcripts
 from retinue.intake.accept import Wake
 from retinue.intake.background_jobs import runner_of
 from retinue.outbox.typing_and_previews import Asked, Attendance, Attended, Presence

@@ -25,7 +25,7 @@ from retinue.domain.questionnaire import FieldKind, Questionnaire
 from retinue.domain.times import from_ms, to_ms
 from retinue.domain.trust import Trust
 from retinue.engine.approvals import decide_in
-from retinue.engine.forms import check_answerable, submit_in
+from retinue.engine.questionnaire_answers import check_answerable, submit_in
 from retinue.intake.accept import Wake
 from retinue.intake.connector_intake import Press
 from retinue.store.agents import audit
