@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 GENERATORS = (
-    "retinue.operations.generate",
+    "retinue.operations.generate_reference",
     "retinue.api.generate",
     "retinue.config.settings_docs",
     "retinue.agents.instructions_docs",

@@ -38,14 +38,14 @@ from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import names
 from retinue.domain.tool import Call, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.operations import plugins as operations
-from retinue.operations import skills as skill_operations
 from retinue.operations.base import Desk, Operation, perform
-from retinue.operations.health import Health, examine
-from retinue.operations.health import Scene as HealthScene
-from retinue.operations.keeper import Keeper
-from retinue.operations.plugins import GuestState
-from retinue.operations.skills import shelf
+from retinue.operations.config_holder import Keeper
+from retinue.operations.plugin import plugins as operations
+from retinue.operations.plugin.plugins import GuestState
+from retinue.operations.server.doctor_registry import Health, examine
+from retinue.operations.server.doctor_registry import Scene as HealthScene
+from retinue.operations.skill import skills as skill_operations
+from retinue.operations.skill.skills import shelf
 from retinue.plugins.base import GROUP, Manifest, Scene
 from retinue.plugins.guests import Plugins
 from retinue.plugins.loading import installed_entries, packages, schema_of, settings_from

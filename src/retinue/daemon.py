@@ -79,19 +79,19 @@ from retinue.models.model_router import Minds
 from retinue.models.offline_guide import Guide
 from retinue.models.provider_http import Link
 from retinue.models.providers import BUILT_IN
-from retinue.operations.audit import anchor_forever, anchor_now
+from retinue.operations.agent.permanent_agents import CreatePermanentAgent
+from retinue.operations.audit.audit import anchor_forever, anchor_now
 from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
-from retinue.operations.cron_tool import clock_tools
-from retinue.operations.gateway import Gateway
-from retinue.operations.hooks import say as say_for_hook
-from retinue.operations.keeper import Keeper
-from retinue.operations.keeping import tidy_forever
+from retinue.operations.config.gateway_tool import Gateway
+from retinue.operations.config.pending_restarts import tell
+from retinue.operations.config_holder import Keeper
 from retinue.operations.known_secrets import refresh as refresh_masks
-from retinue.operations.permanent import CreatePermanentAgent
-from retinue.operations.restarts import tell
-from retinue.operations.schedules import why_no_command
-from retinue.operations.tools import tools_of
+from retinue.operations.operation_tools import tools_of
+from retinue.operations.schedule.cron_tool import clock_tools
+from retinue.operations.schedule.schedules import why_no_command
+from retinue.operations.server.maintenance import tidy_forever
+from retinue.operations.skill.hooks import say as say_for_hook
 from retinue.outbox.completion_webhooks import Completions
 from retinue.outbox.deliveries import Outbox
 from retinue.outbox.external_agent_delivery import Elsewhere, own_address, way_out

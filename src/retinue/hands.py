@@ -44,7 +44,7 @@ from retinue.domain.structs import replace
 from retinue.intake.routing import OWNER
 from retinue.models.model_selection import Catalog
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.skills import bundles_by_tool
+from retinue.operations.skill.skills import bundles_by_tool
 from retinue.plugins.base import Scene as PluginScene
 from retinue.plugins.guests import Plugins
 from retinue.policy.access.agent_visibility import Sight, sessions_seen

@@ -33,10 +33,10 @@ from retinue.domain.token import TokenKind, hash_of
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, parse, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
-from retinue.operations.doctor import Doctor, closedness, report
-from retinue.operations.health import Scene
-from retinue.operations.health import examine as examine_health
-from retinue.operations.security_facts import Ground
+from retinue.operations.server.doctor import Doctor, closedness, report
+from retinue.operations.server.doctor_registry import Scene
+from retinue.operations.server.doctor_registry import examine as examine_health
+from retinue.operations.server.security_facts import Ground
 from retinue.premises import instance_lock
 from retinue.real import RandomIds, RealClock, new_token
 from retinue.store.core.connection import Body, Store, Then, explain

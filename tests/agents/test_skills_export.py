@@ -22,7 +22,7 @@ from retinue.agents.skill_bundles import Bundle, Command, Option
 from retinue.agents.skill_discovery import find
 from retinue.domain.errors import Conflict, Invalid, NotFound
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.skills import bundle_of
+from retinue.operations.skill.skills import bundle_of
 
 RUNS_WITHIN_S = 90
 

@@ -17,11 +17,11 @@ from retinue.config import Settings
 from retinue.config.skills import Exposure, SkillLists, SkillSettings, Trusted
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
 from retinue.domain.structs import replace
-from retinue.operations import skills
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.health import Health, Scene, examine
-from retinue.operations.skills import bundles_by_tool, shelf
+from retinue.operations.server.doctor_registry import Health, Scene, examine
+from retinue.operations.skill import skills
+from retinue.operations.skill.skills import bundles_by_tool, shelf
 from retinue.testing.household import Household
 
 OWN = {operation.name: operation for operation in skills.OPERATIONS}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from api.rim import Answer, Rim, open_rim
 
-from retinue.operations.uploads import UPLOAD_BYTES_MAX
+from retinue.operations.envelope.uploads import UPLOAD_BYTES_MAX
 from retinue.testing.waiting import wait_until_sync
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(200))

@@ -36,7 +36,7 @@ from retinue.domain.structs import replace
 from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.operations.base import Desk
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.tools import tool_name
+from retinue.operations.operation_tools import tool_name
 from retinue.policy.access import permissions
 from retinue.policy.provenance.provenance_rules import house_policy
 from retinue.policy.tools.tools import Circumstances, Door

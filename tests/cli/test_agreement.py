@@ -18,13 +18,13 @@ from retinue.cli.errors import UsageError
 from retinue.cli.parser import build_operation, dest, find, parse
 from retinue.cli.verbs import given as typed
 from retinue.domain.errors import Invalid
-from retinue.operations import base, generate
+from retinue.operations import base, generate_reference
 from retinue.operations.base import Operation
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.declared import Kind, Parameter, parameters
+from retinue.operations.parameter_schema import Kind, Parameter, parameters
 from retinue.tools.base import schema_of
 
-PAGE = (generate.REFERENCE / "operations.md").read_text()
+PAGE = (generate_reference.REFERENCE / "operations.md").read_text()
 SECTIONS = {
     section.partition("`")[0]: section
     for section in re.split(r"^## `", PAGE, flags=re.MULTILINE)

@@ -16,7 +16,7 @@ from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
 from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.token import hash_of
-from retinue.operations.keeper import Keeper
+from retinue.operations.config_holder import Keeper
 from retinue.store.agents import agents
 from retinue.store.ledger import ledger
 from retinue.store.people import people, principals

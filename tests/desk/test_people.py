@@ -16,7 +16,7 @@ from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
 from retinue.domain.times import to_ms
 from retinue.domain.token import TokenKind, hash_of
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.people import INVITATION_DAYS, accept_invitation
+from retinue.operations.person.people import INVITATION_DAYS, accept_invitation
 from retinue.policy.access import permissions
 from retinue.store.ledger import ledger
 from retinue.store.people import principals, tokens

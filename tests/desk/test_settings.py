@@ -14,8 +14,8 @@ from retinue.config import load
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed
 from retinue.domain.structs import replace
-from retinue.operations.keeper import Keeper
-from retinue.operations.settings import changes_between
+from retinue.operations.config.settings import changes_between
+from retinue.operations.config_holder import Keeper
 from retinue.testing.household import Household
 
 OWNER, MARIA = person("owner"), person("maria")

@@ -15,7 +15,7 @@ from retinue.domain.permission import Rights
 from retinue.domain.structs import replace
 from retinue.domain.tool import Call
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.tools import tool_name, tools_of
+from retinue.operations.operation_tools import tool_name, tools_of
 from retinue.policy.access.permissions import reaches
 from retinue.policy.tools.tools import Circumstances
 from retinue.testing.household import Household

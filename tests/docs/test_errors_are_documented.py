@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import re
 
-from retinue.operations import generate
+from retinue.operations import generate_reference
 from retinue.operations.catalog import OPERATIONS
 
 
 def test_the_error_page_is_what_the_code_makes_it() -> None:
-    page = (generate.REFERENCE / "errors.md").read_text()
-    assert page == generate.errors_page(list(generate.errors_in(generate.SOURCE)))
+    page = (generate_reference.REFERENCE / "errors.md").read_text()
+    assert page == generate_reference.errors_page(list(generate_reference.errors_in(generate_reference.SOURCE)))
 
 
 def test_the_operations_page_is_what_the_code_makes_it() -> None:
-    assert (generate.REFERENCE / "operations.md").read_text() == generate.operations_page(OPERATIONS.values())
+    assert (generate_reference.REFERENCE / "operations.md").read_text() == generate_reference.operations_page(
+        OPERATIONS.values()
+    )
 
 
 def test_every_code_in_the_source_is_on_the_page() -> None:
-    page = (generate.REFERENCE / "errors.md").read_text()
-    source = "\n".join(path.read_text() for path in generate.SOURCE.rglob("*.py") if "testing" not in path.parts)
+    page = (generate_reference.REFERENCE / "errors.md").read_text()
+    source = "\n".join(
+        path.read_text() for path in generate_reference.SOURCE.rglob("*.py") if "testing" not in path.parts
+    )
     codes = set(re.findall(r"""\bcode\s*(?:: str)?\s*=\s*"([a-z]+\.[a-z-]+)\"""", source))
     assert len(codes) > 20
     assert {code for code in codes if f"## `{code}`" not in page} == set()

@@ -20,8 +20,8 @@ from retinue.agents.skills import Surroundings
 from retinue.config.hooks import HookSettings
 from retinue.config.sandbox import SandboxSettings
 from retinue.domain.errors import Conflict, Invalid, NotFound
-from retinue.operations import hooks as operations
-from retinue.operations.hooks import Enable, List, One
+from retinue.operations.skill import hooks as operations
+from retinue.operations.skill.hooks import Enable, List, One
 from retinue.sandbox.base import Confinement, Sandbox, SandboxFailed
 from retinue.sandbox.host import Host
 from retinue.sandbox.owner_sandbox import OwnersSandbox

@@ -27,7 +27,7 @@ from retinue.domain.permission import WEB, Permission
 from retinue.domain.session import OriginKind
 from retinue.domain.structs import replace
 from retinue.domain.tool import Effect, ToolSpec
-from retinue.operations.mcp_door import Visitor
+from retinue.operations.mcp.mcp_endpoint import Visitor
 from retinue.policy.tools.tool_groups import fits
 from retinue.policy.tools.tools import Chain, Circumstances, Door, layers_for
 from retinue.store.agents import agents

@@ -14,7 +14,7 @@ from retinue.domain.agent import Agent, PermissionLevel, SandboxRules, ToolRules
 from retinue.domain.errors import Invalid, NotAllowed
 from retinue.domain.sandbox import SandboxMode
 from retinue.domain.structs import replace
-from retinue.operations.permanent import TOOL
+from retinue.operations.agent.permanent_agents import TOOL
 from retinue.store.agents import agents
 from retinue.testing.scripted_model import calls
 

@@ -18,7 +18,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.tools import tool_name
+from retinue.operations.operation_tools import tool_name
 from retinue.policy.access.permissions import reaches
 from retinue.policy.tools.approvals import may_decide
 from retinue.policy.tools.tool_groups import OWNER_DECIDES

@@ -24,7 +24,7 @@ from retinue.config import Settings
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Busy, Conflict, Invalid, NotAllowed, StoreError
 from retinue.domain.times import to_ms, zone
-from retinue.operations.health import Scene, examine
+from retinue.operations.server.doctor_registry import Scene, examine
 from retinue.premises import instance_lock
 from retinue.restore import restore
 from retinue.store.core.backup import MANIFEST, STORE, UNDER_WAY, opened, verify

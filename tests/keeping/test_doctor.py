@@ -17,8 +17,8 @@ from retinue.domain.agent import Agent
 from retinue.domain.errors import NotAllowed, StoreError
 from retinue.domain.structs import replace
 from retinue.domain.times import zone
-from retinue.operations import checks
-from retinue.operations.checks import (
+from retinue.operations.server import doctor_checks
+from retinue.operations.server.doctor_checks import (
     DiskFacts,
     MachineFacts,
     Private,
@@ -27,7 +27,7 @@ from retinue.operations.checks import (
     StoreFacts,
     file_system,
 )
-from retinue.operations.health import CHECKS, Check, Found, Health, Scene, examine, problem, register
+from retinue.operations.server.doctor_registry import CHECKS, Check, Found, Health, Scene, examine, problem, register
 from retinue.store.core.open_store import SCHEMA
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.household import Household
@@ -69,77 +69,80 @@ DAY_MS = 86_400_000
 Judge = Callable[[Any], Iterable[Found]]
 
 WELL: tuple[tuple[Judge, Any], ...] = (
-    (checks.schema, STORE),
-    (checks.clock, STORE),
-    (checks.log_size, STORE),
-    (checks.waiting, STORE),
-    (checks.dead_letters, STORE),
-    (checks.permissions, DISK),
-    (checks.disk_space, DISK),
-    (checks.network_disk, DISK),
-    (checks.log_folder, DISK),
-    (checks.backups, DISK),
-    (checks.unable, STAFF),
-    (checks.orphaned_homes, STAFF),
-    (checks.retired_models, STAFF),
-    (checks.settings, SETTINGS),
-    (checks.exposure, SETTINGS),
-    (checks.machine, MachineFacts(python=(3, 11), sqlite=(3, 45, 0))),
+    (doctor_checks.schema, STORE),
+    (doctor_checks.clock, STORE),
+    (doctor_checks.log_size, STORE),
+    (doctor_checks.waiting, STORE),
+    (doctor_checks.dead_letters, STORE),
+    (doctor_checks.permissions, DISK),
+    (doctor_checks.disk_space, DISK),
+    (doctor_checks.network_disk, DISK),
+    (doctor_checks.log_folder, DISK),
+    (doctor_checks.backups, DISK),
+    (doctor_checks.unable, STAFF),
+    (doctor_checks.orphaned_homes, STAFF),
+    (doctor_checks.retired_models, STAFF),
+    (doctor_checks.settings, SETTINGS),
+    (doctor_checks.exposure, SETTINGS),
+    (doctor_checks.machine, MachineFacts(python=(3, 11), sqlite=(3, 45, 0))),
     # A closed house does not know its models, and says nothing about them.
-    (checks.unable, replace(STAFF, runners=None, staff=(Agent(name="ada", model="gone"),))),
+    (doctor_checks.unable, replace(STAFF, runners=None, staff=(Agent(name="ada", model="gone"),))),
     # In a home that is closed, what lies inside need not be closed too.
-    (checks.permissions, replace(DISK, private=(*DISK.private, Private(path=HOME / "agents", mode=0o755, uid=1000)))),
-    (checks.backups, replace(DISK, holds_a_house=False, newest_backup_ms=None)),
+    (
+        doctor_checks.permissions,
+        replace(DISK, private=(*DISK.private, Private(path=HOME / "agents", mode=0o755, uid=1000))),
+    ),
+    (doctor_checks.backups, replace(DISK, holds_a_house=False, newest_backup_ms=None)),
 )
 AILING: tuple[tuple[Judge, Any, Health, str], ...] = (
-    (checks.schema, replace(STORE, revision="0001"), Health.PROBLEM, "schema is 0001"),
-    (checks.clock, replace(STORE, house_ms=10_000_000), Health.PROBLEM, "9,000 s ahead"),
-    (checks.log_size, replace(STORE, log_bytes=10**10), Health.WARNING, "write-ahead log"),
-    (checks.waiting, replace(STORE, waiting=(("ada", 3, 0),)), Health.PROBLEM, "3 letters for ada"),
-    (checks.dead_letters, replace(STORE, dead=2), Health.WARNING, "2 letters"),
-    (checks.dead_letters, replace(STORE, dead=50), Health.WARNING, "50 or more"),
+    (doctor_checks.schema, replace(STORE, revision="0001"), Health.PROBLEM, "schema is 0001"),
+    (doctor_checks.clock, replace(STORE, house_ms=10_000_000), Health.PROBLEM, "9,000 s ahead"),
+    (doctor_checks.log_size, replace(STORE, log_bytes=10**10), Health.WARNING, "write-ahead log"),
+    (doctor_checks.waiting, replace(STORE, waiting=(("ada", 3, 0),)), Health.PROBLEM, "3 letters for ada"),
+    (doctor_checks.dead_letters, replace(STORE, dead=2), Health.WARNING, "2 letters"),
+    (doctor_checks.dead_letters, replace(STORE, dead=50), Health.WARNING, "50 or more"),
     (
-        checks.permissions,
+        doctor_checks.permissions,
         replace(DISK, private=(Private(path=HOME, mode=0o755, uid=1000),)),
         Health.PROBLEM,
         "others than you can reach",
     ),
     (
-        checks.permissions,
+        doctor_checks.permissions,
         replace(DISK, private=(DISK.private[0], Private(path=HOME / "owner-token", mode=0o644, uid=1000))),
         Health.PROBLEM,
         "owner-token",
     ),
     (
-        checks.permissions,
+        doctor_checks.permissions,
         replace(DISK, private=(DISK.private[0], Private(path=Path("/run/x.sock"), mode=0o600, uid=7))),
         Health.PROBLEM,
         "belongs to someone else",
     ),
-    (checks.disk_space, replace(DISK, free_bytes=500 * 1024**2), Health.WARNING, "500 MiB"),
-    (checks.disk_space, replace(DISK, free_bytes=1024), Health.PROBLEM, "0 MiB"),
-    (checks.network_disk, replace(DISK, file_system="nfs4"), Health.PROBLEM, "nfs4"),
-    (checks.log_folder, replace(DISK, logs_writable=False), Health.WARNING, "logs"),
-    (checks.backups, replace(DISK, newest_backup_ms=None), Health.WARNING, "no backup"),
-    (checks.backups, replace(DISK, now_ms=40 * DAY_MS), Health.WARNING, "40 days"),
-    (checks.backups, replace(DISK, restore_under_way="/x"), Health.PROBLEM, "not finished"),
-    (checks.unable, replace(STAFF, wrong={"ada": "there is no such model"}), Health.PROBLEM, "no such model"),
-    (checks.unable, replace(STAFF, staff=(Agent(name="ada", runner="codex"),)), Health.PROBLEM, "'codex'"),
+    (doctor_checks.disk_space, replace(DISK, free_bytes=500 * 1024**2), Health.WARNING, "500 MiB"),
+    (doctor_checks.disk_space, replace(DISK, free_bytes=1024), Health.PROBLEM, "0 MiB"),
+    (doctor_checks.network_disk, replace(DISK, file_system="nfs4"), Health.PROBLEM, "nfs4"),
+    (doctor_checks.log_folder, replace(DISK, logs_writable=False), Health.WARNING, "logs"),
+    (doctor_checks.backups, replace(DISK, newest_backup_ms=None), Health.WARNING, "no backup"),
+    (doctor_checks.backups, replace(DISK, now_ms=40 * DAY_MS), Health.WARNING, "40 days"),
+    (doctor_checks.backups, replace(DISK, restore_under_way="/x"), Health.PROBLEM, "not finished"),
+    (doctor_checks.unable, replace(STAFF, wrong={"ada": "there is no such model"}), Health.PROBLEM, "no such model"),
+    (doctor_checks.unable, replace(STAFF, staff=(Agent(name="ada", runner="codex"),)), Health.PROBLEM, "'codex'"),
     (
-        checks.retired_models,
+        doctor_checks.retired_models,
         replace(STAFF, retired={"ada": "google/gemini-2.5-pro retired 2026-10-16, use google/gemini-3.8-flash"}),
         Health.WARNING,
         "use google/gemini-3.8-flash",
     ),
-    (checks.orphaned_homes, replace(STAFF, homes=frozenset({"ada", "bo"})), Health.WARNING, "bo"),
+    (doctor_checks.orphaned_homes, replace(STAFF, homes=frozenset({"ada", "bo"})), Health.WARNING, "bo"),
     (
-        checks.exposure,
+        doctor_checks.exposure,
         replace(SETTINGS, settings=replace(SETTINGS.settings, listen=Listen(host="0.0.0.0"))),
         Health.WARNING,
         "0.0.0.0",
     ),
-    (checks.machine, MachineFacts(python=(3, 10), sqlite=(3, 45, 0)), Health.PROBLEM, "Python 3.10"),
-    (checks.machine, MachineFacts(python=(3, 11), sqlite=(3, 8, 0)), Health.PROBLEM, "SQLite 3.8.0"),
+    (doctor_checks.machine, MachineFacts(python=(3, 10), sqlite=(3, 45, 0)), Health.PROBLEM, "Python 3.10"),
+    (doctor_checks.machine, MachineFacts(python=(3, 11), sqlite=(3, 8, 0)), Health.PROBLEM, "SQLite 3.8.0"),
 )
 
 
@@ -350,7 +353,7 @@ def test_a_real_house_says_which_skill_plugin_and_server_it_does_without_and_wha
 
 
 def test_the_time_of_a_backup_is_that_of_its_manifest(tmp_path: Path) -> None:
-    newest = checks._newest_backup  # pyright: ignore[reportPrivateUsage]
+    newest = doctor_checks._newest_backup  # pyright: ignore[reportPrivateUsage]
     assert newest(tmp_path) is None
     for name, at in (("a", 100), ("b", 50)):
         (tmp_path / name).mkdir()

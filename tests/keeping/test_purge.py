@@ -26,7 +26,7 @@ from retinue.domain.ids import EnvelopeId, TokenId
 from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind
-from retinue.operations.keeping import TIDY_EVERY_S, TIDY_FIRST_S, purge_house, tidy_forever, would_purge
+from retinue.operations.server.maintenance import TIDY_EVERY_S, TIDY_FIRST_S, purge_house, tidy_forever, would_purge
 from retinue.outbox.dead_letter_retry import retry
 from retinue.store.agents import file_trust
 from retinue.store.core import events, idempotency, purge

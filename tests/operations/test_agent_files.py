@@ -18,8 +18,8 @@ from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError, TooLarge
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
-from retinue.operations import agent_files
-from retinue.operations.agent_files import shapes
+from retinue.operations.agent import agent_files
+from retinue.operations.agent.agent_files import shapes
 from retinue.store.agents import file_trust
 from retinue.store.core import events
 from retinue.testing.household import Household

@@ -11,7 +11,7 @@ from desk.desk_house import DeskHouse, desk_house, person
 
 from retinue.domain.errors import Conflict, NotFound, RetinueError
 from retinue.domain.ports import Clock
-from retinue.operations import auditing
+from retinue.operations import audited_store
 from retinue.operations.base import Nothing
 from retinue.store.agents import audit
 from retinue.testing.household import Household
@@ -88,11 +88,11 @@ async def test_one_that_commits_nothing_has_its_line_after_it_and_one_with_two_c
 ) -> None:
     async with desk_house(household) as desk:
         clock: Clock = household.clock
-        entry = auditing.line_of("config.reload", Nothing(), by="person:owner")
+        entry = audited_store.line_of("config.reload", Nothing(), by="person:owner")
         assert entry is not None
-        await auditing.AuditedStore(desk.house.store, entry, clock).settle()
+        await audited_store.AuditedStore(desk.house.store, entry, clock).settle()
         assert await lines(desk) == [("settings-changed", "config.reload", "")]
-        twice = auditing.AuditedStore(desk.house.store, entry, clock)
+        twice = audited_store.AuditedStore(desk.house.store, entry, clock)
         for _ in range(2):
             await twice.write(lambda conn: conn.execute(sa.text("SELECT 1")).scalar(), point="test")
         await twice.settle()

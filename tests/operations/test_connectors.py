@@ -20,8 +20,8 @@ from retinue.connectors.irc.settings import IrcSettings
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
 from retinue.domain.structs import replace
-from retinue.operations.connectors import typed
-from retinue.operations.keeper import Keeper
+from retinue.operations.config_holder import Keeper
+from retinue.operations.connector.connectors import typed
 from retinue.store.channels import connector_state, poison_messages
 from retinue.testing.household import Household
 from retinue.testing.quiet_connector import QuietConnector

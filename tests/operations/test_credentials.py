@@ -18,7 +18,7 @@ from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, RetinueError
 from retinue.domain.structs import replace
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.keeper import Keeper
+from retinue.operations.config_holder import Keeper
 from retinue.testing.household import Household
 
 OWNER, MARIA = person("owner"), person("maria")

@@ -17,9 +17,9 @@ from retinue.domain.record import Record
 from retinue.domain.session import Mind
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.operations import cutting
 from retinue.operations.base import Nothing
-from retinue.operations.sessions import RESTORABLE_DAYS
+from retinue.operations.session import session_fork_trim
+from retinue.operations.session.sessions import RESTORABLE_DAYS
 from retinue.store.core import events
 from retinue.store.sessions import sessions
 from retinue.testing.household import Household
@@ -186,7 +186,7 @@ async def test_a_fork_asked_for_twice_with_one_key_is_one(house: DeskHouse) -> N
 
 async def test_a_conversation_that_is_too_long_is_not_copied(house: DeskHouse, monkeypatch: pytest.MonkeyPatch) -> None:
     session = await talk(house, "first", "second")
-    monkeypatch.setattr(cutting, "RECORDS_COPIED_MAX", 3)
+    monkeypatch.setattr(session_fork_trim, "RECORDS_COPIED_MAX", 3)
     with pytest.raises(TooLarge) as refused:
         await house.ask(MARIA, "session.fork", session=session, before=6)
     assert refused.value.code == "session.too-long"

@@ -15,7 +15,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.binding import Binding, Match
 from retinue.domain.errors import NotFound
 from retinue.domain.structs import replace
-from retinue.operations.keeper import Keeper
+from retinue.operations.config_holder import Keeper
 from retinue.store.channels import bindings
 from retinue.testing.household import Household
 

@@ -11,8 +11,8 @@ from retinue.config.connectors import ConnectorSettings
 from retinue.connectors.supervisor.connector_health import LineHealth, LineState
 from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.binding import Binding, Match
-from retinue.operations.door_checks import DoorFacts, judge
-from retinue.operations.health import Found, Health
+from retinue.operations.connector.connector_checks import DoorFacts, judge
+from retinue.operations.server.doctor_registry import Found, Health
 
 NOW = datetime(2026, 1, 5, tzinfo=UTC)
 

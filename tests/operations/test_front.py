@@ -21,7 +21,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.record import UserTurn
 from retinue.domain.tool import Effect, ToolResult, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.operations import preferences as preference_operations
+from retinue.operations.person import preferences as preference_operations
 from retinue.policy.questionnaires import ANSWER_LENGTH_MAX
 from retinue.store.core import events
 from retinue.store.core.connection import Store

@@ -15,7 +15,7 @@ from retinue.domain.ids import RunId, SessionId
 from retinue.domain.permission import Rights
 from retinue.domain.tool import Call
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.gateway import ACTIONS, Gateway
+from retinue.operations.config.gateway_tool import ACTIONS, Gateway
 from retinue.testing.household import Household
 from retinue.tools.base import Scene
 from retinue.tools.toolbox import Toolbox

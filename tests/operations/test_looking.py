@@ -13,7 +13,7 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.engine.lanes import Slots
-from retinue.operations import log_lines
+from retinue.operations.server import log_reader
 from retinue.store.core.keyset_pagination import Place
 from retinue.store.runs import approval_list, run_list
 from retinue.testing.household import Household
@@ -412,7 +412,7 @@ async def test_lines_longer_than_what_is_read_at_once_are_whole(
     log(one, "retinue.log", *OLD, *NEW)
     expected = await told(one)
     for size in (1, 7, 64):
-        monkeypatch.setattr(log_lines, "CHUNK_BYTES", size)
+        monkeypatch.setattr(log_reader, "CHUNK_BYTES", size)
         assert await told(one) == expected
 
 

@@ -17,7 +17,7 @@ from retinue.domain.model import ModelRef
 from retinue.domain.session import Mind
 from retinue.domain.structs import replace
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.declared import Kind, parameters
+from retinue.operations.parameter_schema import Kind, parameters
 from retinue.store.sessions import sessions
 from retinue.testing.household import Household
 

@@ -15,7 +15,7 @@ from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.principal import Principal
 from retinue.operations.base import Desk
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.tools import tools_of
+from retinue.operations.operation_tools import tools_of
 from retinue.testing.household import Household
 from retinue.testing.scripted_model import calls
 

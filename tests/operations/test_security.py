@@ -45,16 +45,16 @@ from retinue.domain.times import to_ms, zone
 from retinue.domain.token import Token, TokenKind
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
-from retinue.operations import security
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.checks import SettingFacts, confined
-from retinue.operations.doctor import closedness
 from retinue.operations.known_secrets import gather as gather_secrets
 from retinue.operations.known_secrets import refresh
-from retinue.operations.security import CHECKS, Closing, Exposed, Severity, close, examine
-from retinue.operations.security_facts import Abilities, Facts, Ground, Held, plain_in
-from retinue.operations.security_facts import gather as gather_facts
+from retinue.operations.server import security
+from retinue.operations.server.doctor import closedness
+from retinue.operations.server.doctor_checks import SettingFacts, confined
+from retinue.operations.server.security import CHECKS, Closing, Exposed, Severity, close, examine
+from retinue.operations.server.security_facts import Abilities, Facts, Ground, Held, plain_in
+from retinue.operations.server.security_facts import gather as gather_facts
 from retinue.sandbox.base import Probe
 from retinue.store.agents import audit
 from retinue.store.core.transaction import Page
@@ -536,7 +536,7 @@ async def test_a_deep_look_reads_the_audit_and_tries_the_sandbox(home: Path) -> 
 
 
 def test_listening_is_judged_by_what_the_environment_says(home: Path) -> None:
-    from retinue.operations.security_facts import _listens_on  # pyright: ignore[reportPrivateUsage]
+    from retinue.operations.server.security_facts import _listens_on  # pyright: ignore[reportPrivateUsage]
 
     cases: tuple[tuple[str, str], ...] = (
         ("", "127.0.0.1"),

@@ -18,7 +18,7 @@ from retinue.domain.model import FREE, ModelRef
 from retinue.domain.record import Usage
 from retinue.domain.run import Run
 from retinue.domain.structs import replace
-from retinue.operations.keeper import Keeper
+from retinue.operations.config_holder import Keeper
 from retinue.policy.limits.budgets import days
 from retinue.store.agents import agents
 from retinue.testing.household import Household

@@ -12,7 +12,7 @@ from desk.desk_house import DeskHouse, desk_house, person
 
 from retinue.domain.errors import Invalid
 from retinue.domain.principal import Principal
-from retinue.operations import calendar
+from retinue.operations.schedule import schedule_calendar
 from retinue.testing.household import Household
 
 OWNER, MARIA = person("owner"), person("maria")
@@ -77,11 +77,11 @@ async def test_only_what_comes_and_only_what_one_sees(desk: DeskHouse) -> None:
 
 
 async def test_there_is_a_bound_and_it_is_told(desk: DeskHouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calendar, "SCHEDULES_SHOWN_MAX", 2)
+    monkeypatch.setattr(schedule_calendar, "SCHEDULES_SHOWN_MAX", 2)
     for number in range(3):
         await add(desk, name=f"n{number}", cron=f"{number} 10 * * *")
     told = await desk.ask(OWNER, "schedule.calendar")
     assert [each["name"] for each in told["coming"]] == ["n0", "n1"] and told["more"]
-    for days in (0, calendar.DAYS_MAX + 1):
+    for days in (0, schedule_calendar.DAYS_MAX + 1):
         with pytest.raises(Invalid):
             await desk.ask(OWNER, "schedule.calendar", days=days)

@@ -20,7 +20,7 @@ from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, TooLa
 from retinue.domain.principal import Principal
 from retinue.domain.schedule import HISTORY_MAX
 from retinue.domain.structs import replace
-from retinue.operations.keeper import Keeper
+from retinue.operations.config_holder import Keeper
 from retinue.store.agents import agents
 from retinue.store.core.tables import schedule_slots
 from retinue.store.ledger import ledger

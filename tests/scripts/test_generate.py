@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.operations import generate as operations
+from retinue.operations import generate_reference as operations
 from retinue.operations.catalog import OPERATIONS
 from scripts import generate
 

@@ -39,7 +39,7 @@ from retinue.domain.errors import Invalid, NotAllowed
 from retinue.domain.principal import HOUSE
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
-from retinue.operations import audit as asked
+from retinue.operations.audit import audit as asked
 from retinue.operations.base import Operation, perform
 from retinue.store.agents import audit
 from retinue.store.core.connection import Store

@@ -32,7 +32,7 @@ from retinue.domain.storable_text import is_storable
 from retinue.intake.external_callbacks import Callbacks
 from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.uploads import UPLOAD_BYTES_MAX
+from retinue.operations.envelope.uploads import UPLOAD_BYTES_MAX
 from retinue.policy.access import permissions
 from retinue.store.core import events
 from retinue.store.core.row_visibility import sees_session
@@ -171,7 +171,7 @@ class App:
     async def _mcp(self, request: Request) -> Answer:
         """The house as an MCP server, for whoever has a token: its operations, and an agent's tools."""
         from retinue.api import mcp
-        from retinue.operations.mcp_door import Visitor  # few houses are asked this way
+        from retinue.operations.mcp.mcp_endpoint import Visitor  # few houses are asked this way
 
         mcp.check(request.headers)
         caller = await self._caller(request.headers, request.visit, method="POST")

@@ -24,7 +24,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.times import to_ms
 from retinue.domain.token import Token, TokenKind, hash_of
 from retinue.operations.base import Desk, parse
-from retinue.operations.people import accept_invitation
+from retinue.operations.person.people import accept_invitation
 from retinue.store.people import principals, tokens
 
 COOKIE = "retinue"

@@ -13,7 +13,7 @@ import msgspec
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.principal import Principal
 from retinue.operations.base import Desk, Operation
-from retinue.operations.declared import command
+from retinue.operations.parameter_schema import command
 from retinue.policy.access import permissions
 
 REF = "#/components/schemas/{name}"

@@ -23,7 +23,7 @@ from retinue.domain.principal import Principal
 from retinue.domain.record import RecordKind
 from retinue.engine.event_broadcast import Within
 from retinue.operations.base import Desk
-from retinue.operations.sessions import PartialShown, partial_form
+from retinue.operations.session.sessions import PartialShown, partial_form
 from retinue.store.core import events as store_events
 from retinue.store.core.events import Stretch
 from retinue.store.core.row_visibility import sees_session

@@ -15,7 +15,7 @@ import msgspec
 from retinue.api.answers import NotSignedIn, broke
 from retinue.domain.errors import NotAllowed, RetinueError
 from retinue.domain.storable_text import is_storable
-from retinue.operations.mcp_door import Offered, Visitor
+from retinue.operations.mcp.mcp_endpoint import Offered, Visitor
 
 log = logging.getLogger(__name__)
 

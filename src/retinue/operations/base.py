@@ -32,9 +32,9 @@ from retinue.engine.embedded_engine import Engine
 from retinue.engine.event_broadcast import Live
 from retinue.intake.external_callbacks import Callbacks
 from retinue.models.model_selection import Catalog
-from retinue.operations.auditing import AuditedStore, line_of
-from retinue.operations.keeper import Keeper
-from retinue.operations.uploads import Uploads
+from retinue.operations.audited_store import AuditedStore, line_of
+from retinue.operations.config_holder import Keeper
+from retinue.operations.envelope.uploads import Uploads
 from retinue.policy.access import permissions
 from retinue.store.agents import agents
 from retinue.store.core import idempotency
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from retinue.agents.instruction_builder import Previews
     from retinue.connectors.supervisor.connector_supervisor import Switchboard
     from retinue.intake.inbound_webhooks import Requests
-    from retinue.operations.plugins import Guests
+    from retinue.operations.plugin.plugins import Guests
     from retinue.schedules.heartbeats import Heartbeats
     from retinue.schedules.schedule_files import ScheduleFiles
     from retinue.tools.mcp.server_pool import Servers

@@ -3,85 +3,60 @@
 from __future__ import annotations
 
 from retinue.domain.agent import PermissionLevel
-from retinue.operations import (
-    agent_files,
-    agent_prompt,
-    agents,
-    approvals,
-    attaching,
-    audit,
-    bindings,
-    calendar,
-    commands,
-    configuration,
-    connectors,
-    credentials,
-    cutting,
-    delegations,
-    deleting,
-    doctor,
-    envelopes,
-    exports,
-    heartbeats,
-    hooks,
-    house,
-    invoke,
-    keeping,
-    lanes,
-    logs,
-    mail,
-    mcp,
-    models,
-    notifications,
-    pairing,
-    people,
-    permanent,
-    plugins,
-    policy,
-    preferences,
-    questionnaires,
-    reminders,
-    run_list,
-    run_trace,
-    runs,
-    schedules,
-    session_policy,
-    session_reading,
-    sessions,
-    set_aside,
-    settings,
-    skills,
-    subagents,
-    tokens,
-    transcripts,
-    usage,
-    waiting,
-)
+from retinue.operations.agent import agent_files, agent_prompt, agents, permanent_agents
+from retinue.operations.approval import approvals, questionnaires
+from retinue.operations.audit import audit
 from retinue.operations.base import Operation
+from retinue.operations.config import configuration, settings
+from retinue.operations.connector import bindings, connectors, pairing, poison_messages
+from retinue.operations.delegation import delegations, subagents
+from retinue.operations.envelope import envelope_lists, envelopes, lanes
+from retinue.operations.mcp import mcp
+from retinue.operations.model import credentials, models, usage
+from retinue.operations.person import notifications, people, preferences, tokens
+from retinue.operations.plugin import plugins
+from retinue.operations.policy import policy
+from retinue.operations.run import run_list, run_trace, runs
+from retinue.operations.schedule import heartbeats, reminders, schedule_calendar, schedules
+from retinue.operations.server import doctor, logs, maintenance, server
+from retinue.operations.session import (
+    deleted_sessions,
+    external_sessions,
+    mark_read,
+    session_exports,
+    session_fork_trim,
+    session_policy,
+    session_queue,
+    sessions,
+    slash_commands,
+    transcripts,
+)
+from retinue.operations.skill import hooks, skills
+from retinue.operations.tool import tool_invoke
 
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
     for module in (
         envelopes,
-        mail,
+        envelope_lists,
         sessions,
-        attaching,
-        session_reading,
+        external_sessions,
+        mark_read,
         session_policy,
         transcripts,
         runs,
         run_list,
         run_trace,
         approvals,
-        commands,
-        exports,
-        cutting,
-        deleting,
-        waiting,
+        slash_commands,
+        session_exports,
+        session_fork_trim,
+        deleted_sessions,
+        session_queue,
         delegations,
         subagents,
         agents,
-        permanent,
+        permanent_agents,
         agent_files,
         agent_prompt,
         models,
@@ -90,19 +65,19 @@ OPERATIONS: dict[str, Operation] = {
         tokens,
         configuration,
         settings,
-        house,
+        server,
         lanes,
         logs,
-        keeping,
+        maintenance,
         usage,
         policy,
-        invoke,
+        tool_invoke,
         skills,
         plugins,
         hooks,
         mcp,
         connectors,
-        set_aside,
+        poison_messages,
         bindings,
         pairing,
         audit,
@@ -112,7 +87,7 @@ OPERATIONS: dict[str, Operation] = {
         preferences,
         schedules,
         heartbeats,
-        calendar,
+        schedule_calendar,
         reminders,
     )
     for operation in module.OPERATIONS

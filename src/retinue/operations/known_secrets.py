@@ -23,7 +23,7 @@ from retinue.domain.credential import Credential
 from retinue.domain.errors import RetinueError
 from retinue.domain.structs import names
 from retinue.models.credential_order import secret_of
-from retinue.operations.credential_keys import KEYS
+from retinue.operations.model.credential_keys import KEYS
 from retinue.store.agents import agents, credentials
 from retinue.store.core.connection import Store
 from retinue.text.redaction import Masks

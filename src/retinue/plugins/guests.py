@@ -18,7 +18,7 @@ from retinue.config.skills import PluginSettings, plugin_name
 from retinue.domain.errors import NotFound, RetinueError
 from retinue.domain.ports import Clock
 from retinue.operations.base import Operation
-from retinue.operations.plugins import Guest, GuestState
+from retinue.operations.plugin.plugins import Guest, GuestState
 from retinue.plugins.base import Host, Plugin, PluginFailed, Scene, Section
 from retinue.plugins.loading import (
     LOAD_S,

@@ -43,7 +43,7 @@ from retinue.intake.external_callbacks import Callbacks
 from retinue.models.base import Chunk, Ended, Prompt
 from retinue.operations.base import Desk, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
-from retinue.operations.cron_tool import Cron
+from retinue.operations.schedule.cron_tool import Cron
 from retinue.outbox.deliveries import Outbox
 from retinue.outbox.external_agent_delivery import Elsewhere
 from retinue.runners.context_policy import WRITE_TOOL

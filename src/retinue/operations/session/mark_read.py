@@ -1,0 +1,56 @@
+"""Marking what one has read of a conversation, so that the marks in a list mean something."""
+
+from __future__ import annotations
+
+import msgspec
+import sqlalchemy as sa
+
+from retinue.domain.agent import PermissionLevel
+from retinue.domain.event import NewsKind
+from retinue.domain.principal import Principal
+from retinue.domain.times import to_ms
+from retinue.operations.base import Desk, Operation
+from retinue.operations.envelope.envelope_lists import whose_inbox
+from retinue.operations.session.sessions import OfSession
+from retinue.store.core.transaction import Page
+from retinue.store.envelopes import envelope_lists
+from retinue.store.sessions import sessions
+from retinue.store.sessions import unread as store_unread
+
+
+class SessionRead(msgspec.Struct, frozen=True):
+    """`read` is how much mail was marked, and `unread` how much of everything is left in your inbox."""
+
+    session: str
+    read: int
+    unread: int
+
+
+async def read(desk: Desk, caller: Principal, asked: OfSession) -> SessionRead:
+    """Mark the mail that came from a session as read by whoever asks. Nobody else's mail is touched."""
+    person = whose_inbox(caller)
+
+    def body(conn: sa.Connection) -> SessionRead:
+        page = Page(conn, to_ms(desk.clock.now()))
+        session = sessions.resolve(conn, asked.session, seen_by=caller)
+        found = store_unread.unread_from(conn, person, agent=session.agent, session=session.id)
+        marked = envelope_lists.mark_read(conn, found, person=person, at_ms=page.at_ms)
+        if marked:
+            page.tell(NewsKind.SESSION_CHANGED, session=session.id, read_by=person)
+        page.close()
+        return SessionRead(session=session.id, read=marked, unread=envelope_lists.count_unread(conn, person))
+
+    return await desk.store.write(body, point="ack")
+
+
+OPERATIONS = (
+    Operation(
+        name="session.read",
+        summary="Mark the mail from a session as read.",
+        parameters=OfSession,
+        handler=read,
+        permission=PermissionLevel.RESTRICTED,
+        effect=True,
+        result=SessionRead,
+    ),
+)
