@@ -24,7 +24,7 @@ from flows.provider import provider
 from flows.provider import says as provider_says
 
 from retinue.agents.agent_directory import home_of
-from retinue.api.live import Feed
+from retinue.api.event_feed import Feed
 from retinue.config import BadConfig, load
 from retinue.config.secret import Secret
 from retinue.config.skills import PluginSettings

@@ -29,8 +29,8 @@ from retinue.agents.agent_directory import ensure_home
 from retinue.agents.instruction_builder import Briefing
 from retinue.agents.skill_loader import Shelf as Skills
 from retinue.api.app import build as build_api
-from retinue.api.door import Door
-from retinue.api.gate import Gate, server_config
+from retinue.api.connection_limits import Gate, server_config
+from retinue.api.host_check import Door
 from retinue.api.uvicorn_server import Server
 from retinue.config import Configuration, Settings, load
 from retinue.config.access import CLOSED, DoorSettings

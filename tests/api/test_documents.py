@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from retinue.api.docs import document
-from retinue.api.generate import OPENAPI, ROOT, TYPES, type_of, typescript
+from retinue.api.generate_openapi import OPENAPI, ROOT, TYPES, type_of, typescript
+from retinue.api.openapi import document
 from retinue.operations.catalog import OPERATIONS, POLICY
 
 

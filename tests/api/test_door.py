@@ -9,8 +9,8 @@ import pytest
 from desk.desk_house import desk_house
 
 from retinue.api.app import build
-from retinue.api.bounds import ADDRESSES_MAX, Lockout, Rate, TooMany
-from retinue.api.door import Door, Misdirected, Visit, visit
+from retinue.api.host_check import Door, Misdirected, Visit, visit
+from retinue.api.request_limits import ADDRESSES_MAX, Lockout, Rate, TooMany
 from retinue.domain.errors import Invalid, NotAllowed
 from retinue.testing.household import Household
 

@@ -23,8 +23,8 @@ from tools.mcp_stand_ins import served
 
 from retinue.api import mcp
 from retinue.api.app import App
-from retinue.api.door import Door as HouseDoor
-from retinue.api.gate import Gate
+from retinue.api.connection_limits import Gate
+from retinue.api.host_check import Door as HouseDoor
 from retinue.config.provenance import OriginSettings
 from retinue.config.tools import Lists, ToolSettings
 from retinue.domain import address

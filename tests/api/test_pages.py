@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from api.rim import Rim, open_rim
 
-from retinue.api.pages import Pages
+from retinue.api.static_files import Pages
 
 
 @pytest.fixture

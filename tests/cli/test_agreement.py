@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from retinue.cli import client
 from retinue.cli.errors import UsageError
+from retinue.cli.operation_command import given as typed
 from retinue.cli.parser import build_operation, dest, find, parse
-from retinue.cli.verbs import given as typed
 from retinue.domain.errors import Invalid
 from retinue.operations import base, generate_reference
 from retinue.operations.base import Operation
@@ -125,7 +125,7 @@ def test_no_page_and_no_command_is_left_of_what_is_no_more() -> None:
 
 
 def generate_table() -> tuple[Any, ...]:
-    from retinue.cli.commands import OPERATIONS as TABLE
+    from retinue.cli.operation_table import OPERATIONS as TABLE
 
     return TABLE
 

@@ -12,7 +12,7 @@ import pytest
 from cli.house_process import HouseProcess, command, environment
 from cli.test_start import SPOKEN, TYPED
 
-from retinue.cli.answers import kebab, plain_lines, table, table_of
+from retinue.cli.formatters import kebab, plain_lines, table, table_of
 
 TELLS = {
     "house.ledger",

@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from retinue.cli.commands import OPERATIONS
+from retinue.cli.aliases import SHORTS
 from retinue.cli.completion import script
+from retinue.cli.operation_table import OPERATIONS
 from retinue.cli.parser import nouns
-from retinue.cli.shorts import SHORTS
 
 
 def completed(*words: str) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from retinue.cli.conversation import Conversation, Ending
+from retinue.cli.chat_state import Conversation, Ending
 
 
 class Recorder:

@@ -15,7 +15,7 @@ from cli.house_process import HouseProcess, environment
 from cli.test_commands import settled
 
 from retinue import offline
-from retinue.cli.verbs import LOOKS_SELF
+from retinue.cli.operation_command import LOOKS_SELF
 from retinue.operations.catalog import OPERATIONS
 
 SQLITE_FILES = ("house.db", "house.db-wal", "house.db-shm")

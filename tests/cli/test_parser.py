@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from retinue import __version__
-from retinue.cli.commands import OPERATIONS
+from retinue.cli.aliases import NOUNS, SHORTS
 from retinue.cli.errors import UsageError
 from retinue.cli.help import EXITS, of_noun, overview
 from retinue.cli.main import main
+from retinue.cli.operation_table import OPERATIONS
 from retinue.cli.parser import NULL, build, build_operation, dest, find, nouns, parse, verbs_of
-from retinue.cli.shorts import NOUNS, SHORTS
 
 
 def test_the_overview_names_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from retinue.cli.answers import status_lines
 from retinue.cli.chat import named
+from retinue.cli.chat_views import question_lines
 from retinue.cli.errors import CliError
-from retinue.cli.views import question_lines
+from retinue.cli.formatters import status_lines
 
 ID = "9c8d7e6f" + 24 * "0"
 HOW = {"allow": "retinue allow", "deny": "retinue deny", "scope": "--scope "}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from retinue.cli import errors
+from retinue.cli.aliases import SHORTS
 from retinue.cli.chat import COMMANDS as CHAT_COMMANDS
 from retinue.cli.parser import build
-from retinue.cli.shorts import SHORTS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
 SECTIONS = {

@@ -7,7 +7,7 @@ from cli.emulator import Screen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retinue.cli.screen import BEGUN_AGAIN, Region, common_length, row_starts, visible
+from retinue.cli.live_region import BEGUN_AGAIN, Region, common_length, row_starts, visible
 
 
 @pytest.mark.parametrize(

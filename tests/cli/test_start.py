@@ -9,8 +9,8 @@ import sys
 import pytest
 from cli.house_process import HouseProcess, environment
 
-from retinue.cli.commands import OPERATIONS
-from retinue.cli.shorts import SHORTS
+from retinue.cli.aliases import SHORTS
+from retinue.cli.operation_table import OPERATIONS
 
 # Each costs more than the rest of a command together, or belongs to the other side of the socket.
 HEAVY = {

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from retinue.cli.answers import lines_of, table_of
-from retinue.cli.usage import count, dollars
+from retinue.cli.formatters import lines_of, table_of
+from retinue.cli.usage_report import count, dollars
 
 Form = dict[str, Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from desk.desk_house import desk_house, person
 
-from retinue.api.live import EVERYTHING, Feed
+from retinue.api.event_feed import EVERYTHING, Feed
 from retinue.domain.ids import SessionId
 from retinue.store.core import events
 from retinue.testing.household import Household

@@ -20,8 +20,8 @@ from flows.hands_house import ADA, BO, HandsHouse
 from msgspec import structs
 
 from retinue.api.app import build
-from retinue.api.door import Door
-from retinue.api.gate import Gate, server_config
+from retinue.api.connection_limits import Gate, server_config
+from retinue.api.host_check import Door
 from retinue.api.uvicorn_server import Server
 from retinue.config import load
 from retinue.connectors.base import Connector, Surroundings

@@ -19,8 +19,8 @@ from aiohttp import web
 from flows.hands_house import ADA, HandsHouse, hands_house
 
 from retinue.api.app import build
-from retinue.api.door import Door
-from retinue.api.gate import Gate, server_config
+from retinue.api.connection_limits import Gate, server_config
+from retinue.api.host_check import Door
 from retinue.api.uvicorn_server import Server
 from retinue.domain.agent import Agent, External
 from retinue.net.signatures import Purpose, signed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.cli.conversation import words_of as shown_in_a_terminal
+from retinue.cli.chat_state import words_of as shown_in_a_terminal
 from retinue.domain.envelope import Outcome
 from retinue.domain.record import UserTurn
 from retinue.domain.ui_context import attributes_of, words_of

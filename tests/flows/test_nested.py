@@ -13,7 +13,7 @@ from desk.desk_house import person
 from flows.hands_house import HandsHouse, Visit, hands_house
 from flows.staff_house import let_in, letters, plays
 
-from retinue.api.live import Event, Feed, Mask
+from retinue.api.event_feed import Event, Feed, Mask
 from retinue.domain.envelope import Kind
 from retinue.domain.event import Nested, NestedKind
 from retinue.domain.ids import SessionId

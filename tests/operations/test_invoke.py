@@ -10,7 +10,7 @@ import pytest
 from desk.desk_house import agent, person
 from flows.hands_house import ADA, HandsHouse, Visit, hands_house
 
-from retinue.api.answers import status_of
+from retinue.api.responses import status_of
 from retinue.domain.agent import PermissionLevel, ToolRules
 from retinue.domain.errors import NotAllowed, NotFound
 from retinue.domain.structs import replace

@@ -18,7 +18,7 @@ import pytest
 from cli.house_process import HouseProcess
 from flows.hands_house import HandsHouse, hands_house
 
-from retinue.api.answers import status_of
+from retinue.api.responses import status_of
 from retinue.cli import client
 from retinue.cli.errors import HouseClosed
 from retinue.domain.errors import Conflict, NotAllowed, NotFound

@@ -10,7 +10,7 @@ import pytest
 from desk.desk_house import DeskHouse, agent, desk_house, person
 from models.house_catalog import catalog_of
 
-from retinue.cli.answers import lines_of, table_of
+from retinue.cli.formatters import lines_of, table_of
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Conflict, Invalid, NotFound
 from retinue.domain.model import ModelRef

@@ -15,15 +15,15 @@ import msgspec
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
-from retinue.api import blobs, callbacks, metrics
-from retinue.api.answers import API_HEADERS, Headers, WrongMethod, broke, refusal
+from retinue.api import attachment_download, callback_routes, metrics
 from retinue.api.auth import Caller, SignIn
-from retinue.api.bounds import Rate, TooMany
-from retinue.api.door import HOOKS, ON_THE_SOCKET, Door, Visit, visit
-from retinue.api.gate import Gate
-from retinue.api.live import Feed, Senders, server_sent
+from retinue.api.connection_limits import Gate
+from retinue.api.event_feed import Feed, Senders, server_sent
+from retinue.api.host_check import HOOKS, ON_THE_SOCKET, Door, Visit, visit
 from retinue.api.metrics import Counts
-from retinue.api.pages import Pages
+from retinue.api.request_limits import Rate, TooMany
+from retinue.api.responses import API_HEADERS, Headers, WrongMethod, broke, refusal
+from retinue.api.static_files import Pages
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.envelope import TEXT_BYTES_MAX
 from retinue.domain.errors import Invalid, NotAllowed, NotFound, RetinueError, TooLarge
@@ -38,7 +38,7 @@ from retinue.store.core import events
 from retinue.store.core.row_visibility import sees_session
 
 if TYPE_CHECKING:
-    from retinue.api.requests import RequestDoor
+    from retinue.api.webhook_routes import RequestDoor
     from retinue.intake.inbound_webhooks import Requests
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ UPLOADS_AT_ONCE_MAX = 8
 LENGTH_DIGITS_MAX = 15
 JSON = (b"content-type", b"application/json")
 GZIP = (b"content-encoding", b"gzip")
-NOT_PAGES = ("/api/", "/mcp", callbacks.PREFIX, HOOKS)
+NOT_PAGES = ("/api/", "/mcp", callback_routes.PREFIX, HOOKS)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -216,10 +216,10 @@ class App:
 
     async def _no_route(self, request: Request) -> Answer | None:
         method, path = request.scope["method"], request.scope["path"]
-        if method == "GET" and path.startswith(blobs.PREFIX):
-            return await self._blob(request, path.removeprefix(blobs.PREFIX))
-        if method == "POST" and path.startswith(callbacks.PREFIX) and self.desk.callbacks is not None:
-            return await self._hear(request, callbacks.session_of(path), self.desk.callbacks)
+        if method == "GET" and path.startswith(attachment_download.PREFIX):
+            return await self._blob(request, path.removeprefix(attachment_download.PREFIX))
+        if method == "POST" and path.startswith(callback_routes.PREFIX) and self.desk.callbacks is not None:
+            return await self._hear(request, callback_routes.session_of(path), self.desk.callbacks)
         if method == "POST" and path.startswith(HOOKS) and self.desk.requests is not None:
             return await self._hook(request, path, self.desk.requests)
         if method == "GET" and not path.startswith(NOT_PAGES) and (page := self._page(request, path)) is not None:
@@ -307,16 +307,16 @@ class App:
         """The bytes of an attachment, to who sees it where they say."""
         caller = await self._caller(request.headers, request.visit, method="GET")
         look = partial(
-            blobs.named,
+            attachment_download.named,
             hash_=hash_,
             envelope=request.query("envelope") or "",
             session=request.query("session") or "",
             record=request.query("record") or "",
             seen_by=caller.principal,
         )
-        blob = await blobs.open_blob(self.desk.files, await self.desk.store.read(look))
+        blob = await attachment_download.open_blob(self.desk.files, await self.desk.store.read(look))
         with blob.file:
-            known = request.headers.get(b"if-none-match") == blobs.etag(hash_)
+            known = request.headers.get(b"if-none-match") == attachment_download.etag(hash_)
             status, length = (304, []) if known else (200, [(b"content-length", str(blob.size_bytes).encode())])
             self.counts.answered(status)
             headers = [*blob.headers, *length]
@@ -333,7 +333,7 @@ class App:
         if not request.visit.local:
             self._requests.take(f"callbacks from {request.visit.remote}")
         body = await self._body(request.headers, request.receive, bytes_max=TEXT_BYTES_MAX)
-        return Answer(200, await callbacks.take(heard_by, session, request.headers, body), [JSON])
+        return Answer(200, await callback_routes.take(heard_by, session, request.headers, body), [JSON])
 
     async def _hook(self, request: Request, path: str, requests: Callable[[], Requests]) -> Answer:
         if not request.visit.local:
@@ -341,7 +341,7 @@ class App:
         body = partial(self._body, request.headers, request.receive)
         query, remote = request.scope["query_string"], request.visit.remote
         if self._hooked is None:
-            from retinue.api.requests import RequestDoor  # with the first request: few houses are sent any
+            from retinue.api.webhook_routes import RequestDoor  # with the first request: few houses are sent any
 
             self._hooked = RequestDoor(requests(), time.monotonic)
         status, said = await self._hooked.take(path, query, request.headers, remote, lambda most: body(bytes_max=most))
@@ -396,18 +396,18 @@ class App:
         return Answer(200, body, [(b"content-type", metrics.CONTENT_TYPE)])
 
     async def _openapi(self, request: Request) -> Answer:
-        from retinue.api import docs  # for the few who write a client
+        from retinue.api import openapi  # for the few who write a client
 
         caller = await self._caller(request.headers, request.visit, method="GET")
-        return Answer(200, _encode(docs.openapi(self.desk, caller.principal, self._all())), [JSON])
+        return Answer(200, _encode(openapi.openapi(self.desk, caller.principal, self._all())), [JSON])
 
     async def _listing(self, request: Request) -> Answer:
-        from retinue.api import docs
+        from retinue.api import openapi
 
         caller = await self._caller(request.headers, request.visit, method="GET")
         if request.query("of") == "plugins":
-            return Answer(200, _encode(docs.commands(self.desk, caller.principal, self._brought())), [JSON])
-        return Answer(200, _encode(docs.listing(self.desk, caller.principal, self._all())), [JSON])
+            return Answer(200, _encode(openapi.commands(self.desk, caller.principal, self._brought())), [JSON])
+        return Answer(200, _encode(openapi.listing(self.desk, caller.principal, self._all())), [JSON])
 
     async def _state(self, request: Request) -> Answer:
         """`house.state`, for a browser that opens."""
@@ -484,7 +484,7 @@ class App:
             log.exception("request broke", extra={"operation": "live"})
             await self._refuse_socket(send, self._refuse(broke("live")))
             return
-        from retinue.api.sockets import LiveSocket  # with the first, like what speaks the protocol
+        from retinue.api.websocket import LiveSocket  # with the first, like what speaks the protocol
 
         self.counts.sockets += 1
         again = self._sign_in.again(caller)

@@ -15,9 +15,9 @@ import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.api.answers import NotSignedIn
-from retinue.api.bounds import Lockout
-from retinue.api.door import Door, Visit
+from retinue.api.host_check import Door, Visit
+from retinue.api.request_limits import Lockout
+from retinue.api.responses import NotSignedIn
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.ids import TokenId
 from retinue.domain.principal import Principal

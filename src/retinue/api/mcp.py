@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from retinue.api.answers import NotSignedIn, broke
+from retinue.api.responses import NotSignedIn, broke
 from retinue.domain.errors import NotAllowed, RetinueError
 from retinue.domain.storable_text import is_storable
 from retinue.operations.mcp.mcp_endpoint import Offered, Visitor

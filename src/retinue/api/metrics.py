@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 from msgspec import Struct, field
 
-from retinue.api.gate import Gate
+from retinue.api.connection_limits import Gate
 from retinue.connectors.supervisor.connector_health import LineState
 from retinue.domain.envelope import Status
 from retinue.domain.run import RunStatus

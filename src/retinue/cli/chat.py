@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
-from retinue.cli import verbs
+from retinue.cli import operation_command
+from retinue.cli.chat_session import Talk
 from retinue.cli.client import call, home
 from retinue.cli.errors import FAILED, OK, CliError, HouseClosed, nearest
 from retinue.cli.output import has_colours, short
-from retinue.cli.talk import Talk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def chat(options: Namespace) -> int:
     options.agent = options.agent or status["default_agent"] or ""
     if options.agent not in names:
         raise _no_such_agent(options.agent, names)
-    text = None if options.once is None else verbs.text_from(options.once)
+    text = None if options.once is None else operation_command.text_from(options.once)
     talk = Talk(options, status)
     try:
         if text is not None:
@@ -155,7 +155,7 @@ def _still_asked(approvals: list[str]) -> CliError:
 
 def _typed(talk: Talk) -> Generator[str]:
     """By hand. News is shown above the prompt until the first key; Ctrl-C twice leaves."""
-    from retinue.cli.keyboard import Keyboard  # termios and readline: only for someone who types
+    from retinue.cli.line_editor import Keyboard  # termios and readline: only for someone who types
 
     leaving = False
     with Keyboard(colours=has_colours(sys.stdout)) as keyboard:
@@ -201,7 +201,7 @@ def _shown(talk: Talk, line: bytes) -> str:
     try:
         text = line.decode().strip()
     except UnicodeDecodeError:
-        raise verbs.not_text() from None
+        raise operation_command.not_text() from None
     if text and talk.on_terminal:
         talk.view.show([f"to {talk.agent}: {text}"])
     return text

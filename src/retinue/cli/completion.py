@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from retinue.cli.commands import OPERATIONS
+from retinue.cli.aliases import NOUNS, SHORTS
+from retinue.cli.operation_table import OPERATIONS
 from retinue.cli.parser import build, build_operation, nouns, verbs_of
-from retinue.cli.shorts import NOUNS, SHORTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

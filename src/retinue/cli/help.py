@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from retinue.cli.aliases import NOUNS, SHORTS
 from retinue.cli.parser import nouns, operations
-from retinue.cli.shorts import NOUNS, SHORTS
 
 EXITS = """\
 exit codes:

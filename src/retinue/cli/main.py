@@ -57,17 +57,17 @@ def _run(arguments: list[str]) -> int:
         case "restore":
             return _become("restore", options.folder)
         case "rehearse":
-            from retinue.cli.rehearsing import rehearse
+            from retinue.cli.dry_run import rehearse
 
             return rehearse(options)
         case "service":
             return _become("service")
         case "up" | "down" | "logs":
-            from retinue.cli import house
+            from retinue.cli import process_control
 
-            return house.COMMANDS[options.command](options)
+            return process_control.COMMANDS[options.command](options)
         case "join":
-            from retinue.cli.joining import join
+            from retinue.cli.join import join
 
             return join(options)
         case "completion":
@@ -80,7 +80,7 @@ def _run(arguments: list[str]) -> int:
 
             return chat(options)
         case _:
-            from retinue.cli.verbs import perform
+            from retinue.cli.operation_command import perform
 
             return perform(options)
 

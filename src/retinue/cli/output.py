@@ -46,7 +46,7 @@ def complain(error: CliError) -> None:
 
 def _write(stream: TextIO, text: str, *, mark: str = "") -> None:
     if stream.isatty():
-        from retinue.cli.screen import PLAIN, RED, visible
+        from retinue.cli.live_region import PLAIN, RED, visible
 
         text = visible(text)
         if mark and has_colours(stream) and text.startswith(mark):

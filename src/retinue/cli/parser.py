@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 
-from retinue.cli.commands import OPERATIONS
+from retinue.cli.aliases import SHORTS
 from retinue.cli.errors import CliError, UsageError, nearest
-from retinue.cli.shorts import SHORTS
+from retinue.cli.operation_table import OPERATIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-    from retinue.cli.commands import Operation, Parameter
+    from retinue.cli.operation_table import Operation, Parameter
 
 COLUMNS = 100
 CHAT_WAIT_S = 120.0

@@ -80,7 +80,7 @@ def _tls(host: str, port: int, timeout_s: float) -> _socket.socket:
 
 def recorded(home: str, timeout_s: float) -> tuple[_socket.socket, str] | None:
     """Where the house says it listens, if it is open: an address left behind may by now be someone else's."""
-    from retinue.cli.house import holder
+    from retinue.cli.process_control import holder
 
     try:
         with open(os.path.join(home, "address"), encoding="utf-8") as file:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from retinue.api import callbacks as door
+from retinue.api import callback_routes as door
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, Delivery, External
 from retinue.domain.errors import RetinueError, StoreError

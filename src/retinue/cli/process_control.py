@@ -279,7 +279,7 @@ def _followed(file: _File, path: str) -> _File:
 def _write(data: bytes) -> None:
     text = data.decode(errors="replace")
     if sys.stdout.isatty():
-        from retinue.cli.screen import visible
+        from retinue.cli.live_region import visible
 
         text = visible(text)
     sys.stdout.write(text)

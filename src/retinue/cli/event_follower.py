@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from retinue.cli.conversation import Conversation
+    from retinue.cli.chat_state import Conversation
 
 SILENCE_MAX_S = 45.0  # the house says something every 15 seconds, if only that it is there
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from msgspec import Struct
 
-from retinue.api.answers import GUARDS, Headers
+from retinue.api.responses import GUARDS, Headers
 from retinue.domain.attachment import Attachment
 from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.principal import Principal

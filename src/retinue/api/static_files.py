@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from retinue.api.answers import PAGE_HEADERS, Headers
+from retinue.api.responses import PAGE_HEADERS, Headers
 
 BUILT = Path(__file__).parent.parent / "_web"
 INDEX = "index.html"

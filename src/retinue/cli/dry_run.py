@@ -6,9 +6,9 @@ import json
 import os
 import sys
 
-from retinue.cli.answers import table
 from retinue.cli.client import is_elsewhere, refusal
 from retinue.cli.errors import OK, CliError
+from retinue.cli.formatters import table
 from retinue.cli.output import blocks, indented, say
 
 TYPE_CHECKING = False

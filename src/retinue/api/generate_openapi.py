@@ -1,6 +1,6 @@
 """Writes what programs elsewhere are made with: the OpenAPI document, and TypeScript types for the web page.
 
-`python -m retinue.api.generate`, in a checkout; `make generate` runs it.
+`python -m retinue.api.generate_openapi`, in a checkout; `make generate` runs it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from retinue.api.docs import Refusal, document
+from retinue.api.openapi import Refusal, document
 from retinue.operations.base import Operation
 from retinue.operations.catalog import OPERATIONS, POLICY
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from msgspec import Struct, field
 from starlette.types import ASGIApp
 
-from retinue.api.answers import raw_refusal
-from retinue.api.door import Door
+from retinue.api.host_check import Door
+from retinue.api.responses import raw_refusal
 from retinue.api.uvicorn_server import Config, HttpToolsProtocol
 from retinue.domain.errors import Invalid, RetinueError, TooLarge
 
 if TYPE_CHECKING:
-    from retinue.api.gated_socket import Socket
+    from retinue.api.websocket_limits import Socket
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class Http(HttpToolsProtocol):
 
 def _socket(gate: Gate, **served: Any) -> Socket:
     """A WebSocket at this gate. What speaks it is brought in with the first: many houses never have one."""
-    from retinue.api.gated_socket import Socket
+    from retinue.api.websocket_limits import Socket
 
     return Socket(gate, **served)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from retinue.api.bounds import TooMany
-from retinue.api.door import Misdirected
+from retinue.api.host_check import Misdirected
+from retinue.api.request_limits import TooMany
 from retinue.domain.errors import (
     Ambiguous,
     Conflict,

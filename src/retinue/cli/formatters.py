@@ -203,25 +203,25 @@ def models_lines(form: Form) -> list[str]:
 
 
 def usage_lines(form: Form) -> list[str]:
-    from retinue.cli.usage import plain
+    from retinue.cli.usage_report import plain
 
     return plain(form)
 
 
 def usage_chart(form: Form, width: int) -> list[str]:
-    from retinue.cli.usage import chart
+    from retinue.cli.usage_report import chart
 
     return chart(form, width)
 
 
 def budget_lines(form: Form) -> list[str]:
-    from retinue.cli.usage import plain_budgets
+    from retinue.cli.usage_report import plain_budgets
 
     return plain_budgets(form)
 
 
 def budget_gauges(form: Form, width: int) -> list[str]:
-    from retinue.cli.usage import gauges
+    from retinue.cli.usage_report import gauges
 
     return gauges(form, width)
 
@@ -241,7 +241,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def _connected(form: Form) -> list[str]:
-    from retinue.cli.connecting import added_lines
+    from retinue.cli.connector_wizard import added_lines
 
     return added_lines(form)
 

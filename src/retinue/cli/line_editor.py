@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import termios
 
-from retinue.cli.screen import BOLD, PLAIN
+from retinue.cli.live_region import BOLD, PLAIN
 
 try:
     import readline  # input() uses it from here on: history, and keys that edit

@@ -11,13 +11,13 @@ import os
 import sys
 import time
 
+from retinue.cli.chat_state import Conversation, Ending
+from retinue.cli.chat_views import OnceView, PlainView, TerminalView
 from retinue.cli.client import call, post
-from retinue.cli.conversation import Conversation, Ending
 from retinue.cli.errors import CliError, HouseClosed
-from retinue.cli.following import Follower
+from retinue.cli.event_follower import Follower
 from retinue.cli.interrupts import Interrupts
 from retinue.cli.output import complain, short
-from retinue.cli.views import OnceView, PlainView, TerminalView
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import msgspec
 from starlette.types import Receive, Send
 
-from retinue.api.answers import form_of
-from retinue.api.live import EVENTS, PHASES, TOGETHER_S, Event, Feed, Mask, Senders, SignedOut
+from retinue.api.event_feed import EVENTS, PHASES, TOGETHER_S, Event, Feed, Mask, Senders, SignedOut
+from retinue.api.responses import form_of
 from retinue.domain.address import AddressKind
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.event import NewsKind

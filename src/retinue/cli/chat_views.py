@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import sys
 
+from retinue.cli.live_region import BOLD, DIM, PLAIN, Region, visible
 from retinue.cli.output import call_line, exact, has_colours, short
-from retinue.cli.screen import BOLD, DIM, PLAIN, Region, visible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, TextIO
 
-    from retinue.cli.conversation import Ending
+    from retinue.cli.chat_state import Ending
 
 RESULT_SHOWN_MAX = 200
 FROM_A_SHELL = {"allow": "retinue allow", "deny": "retinue deny", "scope": "--scope "}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retinue.cli.commands import OPERATIONS
+from retinue.cli.operation_table import OPERATIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from retinue.api.gate import Gate
+from retinue.api.connection_limits import Gate
 
 FRAGMENTS_MAX = 64
 UNREAD_PONGS_BYTES_MAX = 64 * 1024

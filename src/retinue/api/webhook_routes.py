@@ -7,8 +7,8 @@ from urllib.parse import unquote
 
 import msgspec
 
-from retinue.api.bounds import Lockout, TooMany
-from retinue.api.door import HOOKS
+from retinue.api.host_check import HOOKS
+from retinue.api.request_limits import Lockout, TooMany
 from retinue.connectors.webhook.settings import HookKind
 from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.token import hash_of

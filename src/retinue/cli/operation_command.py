@@ -46,7 +46,7 @@ def perform(options: Namespace) -> int:
     """Ask for the operation of a command, and say what came of it."""
     parameters = given(options)
     if options.operation == "connector.add":
-        from retinue.cli.connecting import with_answers
+        from retinue.cli.connector_wizard import with_answers
 
         parameters = with_answers(parameters)
     return send(options, parameters) if options.operation == "envelope.send" else inquire(options, parameters)
@@ -86,7 +86,7 @@ def send(options: Namespace, parameters: dict[str, Any]) -> int:
 
         say([json.dumps(sent, ensure_ascii=False)])
     else:
-        from retinue.cli.answers import sent_lines
+        from retinue.cli.formatters import sent_lines
 
         say(sent_lines(sent))
     return OK
@@ -153,7 +153,7 @@ def bad_news(operation: str, answer: dict[str, Any]) -> CliError | None:
 
 
 def _lines(operation: str, answer: dict[str, Any]) -> list[str]:
-    from retinue.cli.answers import lines_of, table_of
+    from retinue.cli.formatters import lines_of, table_of
 
     if not sys.stdout.isatty():
         return lines_of(operation, answer)
