@@ -35,12 +35,12 @@ from retinue.domain.record import Usage
 from retinue.domain.schedule import HISTORY_MAX, Gate, GateSaid, Kind, Missed, Place, Schedule
 from retinue.domain.structs import replace as with_changed
 from retinue.domain.trust import Trust
-from retinue.rehearsal import stage
-from retinue.rehearsal.estimates import ASSUMED_INPUT_TOKENS, ASSUMED_OUTPUT_TOKENS
-from retinue.rehearsal.leaving import Leaving, Left
-from retinue.rehearsal.plan import Asked
-from retinue.rehearsal.rehearsing import rehearse
-from retinue.rehearsal.told import Report, ScheduleTold, SkipKind
+from retinue.dry_run import copied_server
+from retinue.dry_run.cancellation import Leaving, Left
+from retinue.dry_run.dry_run import rehearse
+from retinue.dry_run.estimates import ASSUMED_INPUT_TOKENS, ASSUMED_OUTPUT_TOKENS
+from retinue.dry_run.parameters import Asked
+from retinue.dry_run.report_types import Report, ScheduleTold, SkipKind
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.store.core.backup import STORE
 from retinue.testing.fake_clock import START, FakeClock
@@ -479,7 +479,7 @@ async def test_a_rehearsal_has_so_many_runs_and_says_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     household = await closed(tmp_path, ("* * * * *", {}))
-    monkeypatch.setattr(stage, "RUNS_MAX", 10)
+    monkeypatch.setattr(copied_server, "RUNS_MAX", 10)
     report = await rehearsed(household, days=30, run_takes="1s")
     assert report.stopped == "after 10 runs, which is as many as one rehearsal has"
     assert (report.sums.runs, report.until) == (10, "2026-01-05T09:10:00+00:00")
@@ -490,7 +490,7 @@ async def test_a_schedule_that_comes_often_loses_no_slot_of_its_history(
 ) -> None:
     """The house keeps so many slots of each, and forgets the others; a rehearsal tells of all."""
     household = await closed(tmp_path, ("* * * * *", {}))
-    monkeypatch.setattr(stage, "RUNS_MAX", HISTORY_MAX + 100)
+    monkeypatch.setattr(copied_server, "RUNS_MAX", HISTORY_MAX + 100)
     report = await rehearsed(household, days=2, run_takes="1s", keep=str(tmp_path / "kept"))
     assert report.sums.runs == HISTORY_MAX + 100
     assert len(rows(tmp_path / "kept" / STORE)["schedule_slots"]) == HISTORY_MAX
@@ -621,7 +621,7 @@ def test_a_rehearsal_that_is_broken_off_leaves_nothing_behind(
         child = subprocess.Popen(
             command("rehearse", "--days", "366", "--json")
             if number == signal.SIGINT
-            else [*command()[:1], "-m", "retinue.rehearsal", '{"days": 366}'],
+            else [*command()[:1], "-m", "retinue.dry_run", '{"days": 366}'],
             env={**environment(house.home), "TMPDIR": str(tmp_path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -49,7 +49,7 @@ def _play(asked: str) -> bytes:
     import subprocess
 
     sys.stdout.flush()
-    words = [sys.executable, "-P", "-m", "retinue.rehearsal", asked]
+    words = [sys.executable, "-P", "-m", "retinue.dry_run", asked]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
         try:
             heard, _ = child.communicate()

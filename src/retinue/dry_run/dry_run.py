@@ -12,16 +12,16 @@ from pathlib import Path
 from retinue.config import Settings
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.structs import replace
-from retinue.rehearsal import report as reporting
-from retinue.rehearsal import stage
-from retinue.rehearsal.checklists import fit, read_all, read_before
-from retinue.rehearsal.copying import copy, folder_for
-from retinue.rehearsal.gates import GatesAsked
-from retinue.rehearsal.gates import ask as ask_gates
-from retinue.rehearsal.leaving import Leaving
-from retinue.rehearsal.plan import Asked, Plan, plan
-from retinue.rehearsal.stage import Tell, nobody_watches
-from retinue.rehearsal.told import Report
+from retinue.dry_run import copied_server
+from retinue.dry_run import report as reporting
+from retinue.dry_run.cancellation import Leaving
+from retinue.dry_run.copied_server import Tell, nobody_watches
+from retinue.dry_run.copy_instance import copy, folder_for
+from retinue.dry_run.gate_answers import GatesAsked
+from retinue.dry_run.gate_answers import ask as ask_gates
+from retinue.dry_run.heartbeat_checklists import fit, read_all, read_before
+from retinue.dry_run.parameters import Asked, Plan, plan
+from retinue.dry_run.report_types import Report
 from retinue.schedules.schedule_files import ScheduleFiles
 from retinue.store.core.backup import STORE
 from retinue.store.core.sqlite import InlineStore
@@ -44,11 +44,11 @@ def rehearse(
     wanted = plan(asked, now=now, zone=settings.zone)
     with folder_for(asked.keep) as folder:
         is_open = copy(settings, folder)
-        store = stage.open_copy(folder / STORE)
+        store = copied_server.open_copy(folder / STORE)
         with closing(store.connection):
-            clock, ids = FakeClock(wanted.begin), stage.CountedIds(wanted.seed)
+            clock, ids = FakeClock(wanted.begin), copied_server.CountedIds(wanted.seed)
             unread = [] if is_open else leaving.run(_open(store, clock, ids, settings, folder))
-            scene = stage.look(store, wanted)
+            scene = copied_server.look(store, wanted)
             said = leaving.run(read_all(scene, store, clock, settings))
             gates = reporting.gates_before(store.connection, scene)
             asked_gates = GatesAsked()
@@ -56,7 +56,7 @@ def rehearse(
                 asked_gates = leaving.run(
                     ask_gates(scene, settings, store, clock, ids, folder=folder, environment=environment)
                 )
-            played = stage.play(
+            played = copied_server.play(
                 wanted,
                 replace(settings, home=folder),
                 store,

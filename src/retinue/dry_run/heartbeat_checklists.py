@@ -20,8 +20,8 @@ from retinue.domain.permission import Withheld
 from retinue.domain.ports import Clock, ReadChecklist
 from retinue.domain.schedule import GateSaid, Schedule
 from retinue.domain.times import to_ms
+from retinue.dry_run.copied_server import Scene, assumed_open
 from retinue.engine.heartbeats import is_busy
-from retinue.rehearsal.stage import Scene, assumed_open
 from retinue.schedules.heartbeat_prompt import Checklists
 from retinue.schedules.heartbeats import Heartbeats, Wishes
 from retinue.schedules.read_with_trust import look_for

@@ -12,8 +12,8 @@ from retinue.domain.money import CallTerms, Caps, Granted, PriceUnknown
 from retinue.domain.ports import Ask, Clock, Journal, Tell
 from retinue.domain.record import Reply
 from retinue.domain.session import Mind
+from retinue.dry_run.estimates import Estimates
 from retinue.models.model_selection import Catalog
-from retinue.rehearsal.estimates import Estimates
 from retinue.runners.base import Assignment, Finished
 
 SAYS = "NO_REPLY"  # kept, and sent to nobody

@@ -19,9 +19,9 @@ from retinue.domain.money import MICROUSD, BudgetSpent, date_of, day_number
 from retinue.domain.schedule import SKIPS_COUNTED_MAX, Kind, Schedule, SlotState, in_words, next_after
 from retinue.domain.session import Mind
 from retinue.domain.times import from_ms, to_ms
-from retinue.rehearsal.plan import Plan
-from retinue.rehearsal.stage import KEPT_SLOTS, Played, Scene
-from retinue.rehearsal.told import (
+from retinue.dry_run.copied_server import KEPT_SLOTS, Played, Scene
+from retinue.dry_run.parameters import Plan
+from retinue.dry_run.report_types import (
     BudgetTold,
     GateTold,
     HeldUp,

@@ -24,6 +24,9 @@ from retinue.domain.ports import AskGate, Clock, ReadChecklist
 from retinue.domain.schedule import SCHEDULES_MAX, GateSaid, Schedule, SlotState
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
+from retinue.dry_run.estimates import Estimates
+from retinue.dry_run.parameters import Plan
+from retinue.dry_run.stub_runner import Understudy
 from retinue.engine.embedded_engine import EmbeddedEngine
 from retinue.engine.event_broadcast import Live
 from retinue.engine.lanes import Slots
@@ -33,9 +36,6 @@ from retinue.models.model_router import Minds
 from retinue.models.offline_guide import Guide
 from retinue.models.provider_http import Link
 from retinue.outbox.deliveries import Outbox
-from retinue.rehearsal.estimates import Estimates
-from retinue.rehearsal.plan import Plan
-from retinue.rehearsal.understudy import Understudy
 from retinue.store.agents import agents
 from retinue.store.core import tables as t
 from retinue.store.core.connection import NO_FAULTS, Store

@@ -1,4 +1,4 @@
-"""`python -m retinue.rehearsal ASKED` says in JSON what came of a rehearsal, or what went wrong.
+"""`python -m retinue.dry_run ASKED` says in JSON what came of a rehearsal, or what went wrong.
 
 `retinue rehearse` asks for it, and tells it to people.
 """
@@ -16,10 +16,10 @@ import msgspec
 
 from retinue.config import examine
 from retinue.domain.errors import RetinueError
+from retinue.dry_run.cancellation import Leaving, Left
+from retinue.dry_run.dry_run import rehearse
+from retinue.dry_run.parameters import Plan, read
 from retinue.real import RealClock
-from retinue.rehearsal.leaving import Leaving, Left
-from retinue.rehearsal.plan import Plan, read
-from retinue.rehearsal.rehearsing import rehearse
 
 FAILED, USAGE = 1, 2
 TOLD_TIMES = 10  # how often progress is told where nobody sees it move
@@ -48,7 +48,7 @@ class Progress:
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
-        sys.stderr.write("usage: python -m retinue.rehearsal ASKED\n")
+        sys.stderr.write("usage: python -m retinue.dry_run ASKED\n")
         return USAGE
     logging.getLogger("retinue").setLevel(logging.CRITICAL)  # how each run ended is in the report
     leaving = Leaving()

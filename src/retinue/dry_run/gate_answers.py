@@ -23,7 +23,7 @@ from retinue.domain.schedule import Gate, GateSaid, Schedule
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
-from retinue.rehearsal.stage import GATE_OUTPUT, Scene, assumed_open
+from retinue.dry_run.copied_server import GATE_OUTPUT, Scene, assumed_open
 from retinue.sandbox.base import Child, Confinement, Probe, Sandbox, SandboxFailed
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.schedules.gates import Gates
