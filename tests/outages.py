@@ -9,7 +9,7 @@ from typing import Any
 
 from retinue.domain.errors import StoreError
 from retinue.store.core.connection import Store, follow_up
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 
 WAIT_S = WAIT_LIMIT_S

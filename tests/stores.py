@@ -24,7 +24,7 @@ from retinue.store.core.connection import NO_FAULTS, Body, Store
 from retinue.store.core.open_store import open_inline, open_store
 from retinue.store.envelopes import envelopes
 from retinue.store.people import people
-from retinue.testing.household import House
+from retinue.testing.local_instance import House
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 
 SQLITE, INLINE, POSTGRES = "sqlite", "inline", "postgres"

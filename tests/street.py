@@ -21,8 +21,8 @@ from retinue.intake.connector_intake import Press
 from retinue.store.channels import bindings, identities
 from retinue.store.core.connection import Store
 from retinue.store.envelopes import envelopes
-from retinue.testing.household import House, Household
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import says
 
 

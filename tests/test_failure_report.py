@@ -42,7 +42,7 @@ from flows.hands_house import hands_house
 from hypothesis import given, settings, strategies
 
 from retinue.testing.failure_context import register
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import Line, says
 
 async def test_dead(tmp_path):
@@ -93,7 +93,7 @@ from cli.house_process import HouseProcess
 from retinue.testing.crash import trial
 from retinue.testing.crash_client import Habit
 from retinue.testing.crash_script import Do
-from retinue.testing.planted import Bug, planted
+from retinue.testing.planted_bugs import Bug, planted
 from retinue.testing.simulation import run
 
 def test_hangs(tmp_path):

@@ -47,11 +47,11 @@ from retinue.operations.server.doctor_registry import Scene as HealthScene
 from retinue.operations.skill import skills as skill_operations
 from retinue.operations.skill.skills import shelf
 from retinue.plugins.base import GROUP, Manifest, Scene
-from retinue.plugins.guests import Plugins
-from retinue.plugins.loading import installed_entries, packages, schema_of, settings_from
+from retinue.plugins.discovery import installed_entries, packages, schema_of, settings_from
+from retinue.plugins.lifecycle import Plugins
 from retinue.plugins.registry import Kind, Registrar, Registry, source_of
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import calls as tool_call
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 from retinue.tools import base as tools

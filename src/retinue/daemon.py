@@ -98,7 +98,7 @@ from retinue.outbox.external_agent_delivery import Elsewhere, own_address, way_o
 from retinue.outbox.outbound_access import Reach, WithinReach
 from retinue.outbox.posted_questions import ShownQuestions
 from retinue.outbox.typing_and_previews import Presence
-from retinue.plugins.guests import Plugins
+from retinue.plugins.lifecycle import Plugins
 from retinue.plugins.registry import Furnished, Kind, Registry
 from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
 from retinue.programs import Programs

@@ -46,7 +46,7 @@ from retinue.models.model_selection import Catalog
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.skill.skills import bundles_by_tool
 from retinue.plugins.base import Scene as PluginScene
-from retinue.plugins.guests import Plugins
+from retinue.plugins.lifecycle import Plugins
 from retinue.policy.access.agent_visibility import Sight, sessions_seen
 from retinue.policy.provenance.provenance_rules import OriginPolicy, house_policy
 from retinue.policy.tools import exec_allowlist

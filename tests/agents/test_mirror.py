@@ -17,7 +17,7 @@ from retinue.domain.session import OriginKind
 from retinue.engine.embedded_engine import EmbeddedEngine
 from retinue.runners.mirror_runner import Mirrored
 from retinue.store.sessions import sessions
-from retinue.testing.household import House, Household, terminal
+from retinue.testing.local_instance import House, Household, terminal
 from retinue.testing.scripted_model import calls, says
 from retinue.testing.waiting import wait_until
 

@@ -22,7 +22,7 @@ from retinue.operations.catalog import OPERATIONS
 from retinue.operations.server.doctor_registry import Health, Scene, examine
 from retinue.operations.skill import skills
 from retinue.operations.skill.skills import bundles_by_tool, shelf
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 OWN = {operation.name: operation for operation in skills.OPERATIONS}
 OWNER, MARIA = person("owner"), person("maria")

@@ -12,7 +12,7 @@ from retinue.api.app import build
 from retinue.api.host_check import Door, Misdirected, Visit, visit
 from retinue.api.request_limits import ADDRESSES_MAX, Lockout, Rate, TooMany
 from retinue.domain.errors import Invalid, NotAllowed
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 PROXIED = Door(public_url="https://house.example", trusted_proxies=("10.0.0.0/8", "::1"))
 

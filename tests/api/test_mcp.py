@@ -42,7 +42,7 @@ from retinue.policy.provenance.provenance_rules import house_policy
 from retinue.policy.tools.tools import Circumstances, Door
 from retinue.store.agents import agents
 from retinue.store.people import tokens
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.tools import AppendLine
 from retinue.tools.toolbox import Toolbox
 

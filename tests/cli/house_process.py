@@ -19,7 +19,7 @@ import pytest
 from retinue.cli import client
 from retinue.testing.failure_context import Subject, close, register
 from retinue.testing.fork_server import ForkedProcess, fork_server
-from retinue.testing.ports import HOST, free_port
+from retinue.testing.free_ports import HOST, free_port
 from retinue.testing.server_description import ServerSource
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
 

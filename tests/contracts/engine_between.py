@@ -16,7 +16,7 @@ from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
 from retinue.intake.background_jobs import FAILED
 from retinue.models.base import Prompt
-from retinue.testing.household import House, Household, terminal
+from retinue.testing.local_instance import House, Household, terminal
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.tools.delegate.agent_message_tools import SendAgentMessage
 from retinue.tools.delegate.session_tools import SessionsSend

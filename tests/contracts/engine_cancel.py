@@ -39,7 +39,7 @@ from retinue.domain.record import Mark, Note, RecordKind, Reply, Stop
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueuePolicy
 from retinue.domain.tool import ToolSpec
 from retinue.engine.lanes import Slots
-from retinue.testing.household import House, Household, boss
+from retinue.testing.local_instance import House, Household, boss
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.tools.base import Scene, schema_of
 

@@ -32,7 +32,7 @@ from retinue.engine.lanes import Slots
 from retinue.intake.accept import ClockWake
 from retinue.store.agents import agents
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import calls, says
 
 

@@ -32,7 +32,7 @@ from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.engine.lanes import Slots
 from retinue.models.base import Prompt
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.tools.delegate.agent_tools import AgentsMessage
 

@@ -35,7 +35,7 @@ from retinue.domain.session import Origin, OriginKind
 from retinue.domain.tool import RESULT_CHARS_MAX, Call, ToolSpec
 from retinue.engine.lanes import Slots
 from retinue.models.base import Asks, Chunk, Ended, Prompt, Text
-from retinue.testing.household import Household, boss
+from retinue.testing.local_instance import Household, boss
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.tools.base import Scene, ToolFailed, schema_of
 

@@ -31,7 +31,7 @@ from retinue.store.core.connection import Body, Store, Then, follow_up
 from retinue.store.envelopes import envelopes
 from retinue.store.ledger import ledger
 from retinue.store.sessions import sessions
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.waiting import wait_until
 
 T = TypeVar("T")

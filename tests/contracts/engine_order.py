@@ -21,7 +21,7 @@ from retinue.domain.event import NewsKind
 from retinue.domain.session import Origin, OriginKind, QueueMode, QueuePolicy
 from retinue.domain.structs import replace
 from retinue.engine.lanes import Slots
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import says
 
 

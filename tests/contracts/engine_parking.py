@@ -46,7 +46,7 @@ from retinue.engine.lanes import Slots
 from retinue.models.base import Prompt
 from retinue.store.agents import grants
 from retinue.store.core.connection import NO_FAULTS
-from retinue.testing.household import House, Household, boss
+from retinue.testing.local_instance import House, Household, boss
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.tools.permissions import RequestPermission
 

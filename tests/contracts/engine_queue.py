@@ -29,7 +29,7 @@ from retinue.domain.record import RecordKind
 from retinue.domain.session import LaneKind, Overflow, QueueMode, QueueOverride, QueuePolicy
 from retinue.engine.lanes import Slots
 from retinue.intake.accept import LaneWake
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import Line, calls, says
 
 ALICE = Context(sender_name="Alice", username="alice")

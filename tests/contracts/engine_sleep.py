@@ -24,7 +24,7 @@ from retinue.domain.event import NewsKind
 from retinue.domain.record import RecordKind
 from retinue.domain.session import QueueMode, QueuePolicy, Wakefulness
 from retinue.models.base import Prompt
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import Line, says
 
 FOLLOWUP = QueuePolicy(mode=QueueMode.FOLLOWUP)

@@ -40,7 +40,7 @@ from retinue.store.core.connection import Store
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import delegations
 from retinue.store.sessions import sessions
-from retinue.testing.household import House, Household, Ways, boss
+from retinue.testing.local_instance import House, Household, Ways, boss
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.tools.base import Tool
 from retinue.tools.delegate.spawn_tools import Sending, SessionsSpawn

@@ -17,7 +17,7 @@ from retinue.domain.errors import StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.trust import Trust
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
 from retinue.testing.waiting import wait_until
 
 MOMENT = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)

@@ -39,7 +39,7 @@ from contracts.engine_sleep import *  # noqa: E402, F403
 from contracts.engine_subagents import *  # noqa: E402, F403
 
 from retinue.engine.embedded_engine import EmbeddedEngine  # noqa: E402
-from retinue.testing.household import Household  # noqa: E402
+from retinue.testing.local_instance import Household  # noqa: E402
 
 
 @pytest.fixture

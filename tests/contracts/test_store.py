@@ -33,7 +33,7 @@ from retinue.store.envelopes import envelopes
 from retinue.store.people import erase_person, people, tokens
 from retinue.store.runs import approvals, money, runs
 from retinue.store.sessions import records, sessions
-from retinue.testing.household import CountedIds
+from retinue.testing.local_instance import CountedIds
 
 TEXTS = [
     "",

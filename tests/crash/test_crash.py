@@ -225,7 +225,7 @@ def test_a_crash_point_is_refused_where_this_is_not_a_test(tmp_path: Path) -> No
 
 
 def test_the_daemon_for_crash_tests_is_refused_where_this_is_not_a_test(tmp_path: Path) -> None:
-    refused = run("retinue.testing.crash_daemon", tmp_path, RETINUE_TEST_BUG="acknowledge-before-commit")
+    refused = run("retinue.testing.crash_server", tmp_path, RETINUE_TEST_BUG="acknowledge-before-commit")
     assert refused.returncode == 1
     assert "this daemon is for crash tests [config.test-only]" in refused.stderr
     assert not (tmp_path / "home").exists()

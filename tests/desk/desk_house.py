@@ -19,7 +19,7 @@ from retinue.operations.catalog import OPERATIONS, POLICY
 from retinue.store.agents import agents
 from retinue.store.envelopes.attachment_files import Files
 from retinue.store.people import people
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import says
 from retinue.tools.files import Ground
 

@@ -20,7 +20,7 @@ from retinue.domain.trust import Trust
 from retinue.store.agents import agents
 from retinue.store.ledger import ledger
 from retinue.store.runs import approvals
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import calls, says
 
 MARIA, OWNER = person("maria"), person("owner")

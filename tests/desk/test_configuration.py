@@ -20,7 +20,7 @@ from retinue.operations.config_holder import Keeper
 from retinue.store.agents import agents
 from retinue.store.ledger import ledger
 from retinue.store.people import people, principals
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import says
 
 OWNER, MARIA = person("owner"), person("maria")

@@ -15,8 +15,8 @@ from retinue.domain.ids import RunId, SessionId
 from retinue.domain.permission import Rights
 from retinue.domain.tool import Call, ToolResult
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.household import Household
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import Household
 from retinue.testing.waiting import wait_until_sync
 from retinue.tools.base import Scene
 from retinue.tools.files import Read

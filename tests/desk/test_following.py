@@ -11,7 +11,7 @@ from desk.desk_house import desk_house, person
 from retinue.api.event_feed import EVERYTHING, Feed
 from retinue.domain.ids import SessionId
 from retinue.store.core import events
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.waiting import WAIT_LIMIT_S
 
 OWNER = person("owner")

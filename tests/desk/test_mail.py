@@ -12,7 +12,7 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 
 from retinue.domain.envelope import Outcome, Status
 from retinue.domain.errors import Invalid
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import Line, says
 
 OWNER, MARIA, NOOR = person("owner"), person("maria"), person("noor")

@@ -20,7 +20,7 @@ from retinue.operations.person.people import INVITATION_DAYS, accept_invitation
 from retinue.policy.access import permissions
 from retinue.store.ledger import ledger
 from retinue.store.people import principals, tokens
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 OWNER, MARIA, GUS = person("owner"), person("maria"), person("gus")
 

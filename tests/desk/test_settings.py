@@ -16,7 +16,7 @@ from retinue.domain.errors import Invalid, NotAllowed
 from retinue.domain.structs import replace
 from retinue.operations.config.settings import changes_between
 from retinue.operations.config_holder import Keeper
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 OWNER, MARIA = person("owner"), person("maria")
 FILE = """# mine

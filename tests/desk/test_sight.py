@@ -19,7 +19,7 @@ from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
 from retinue.store.core import events
 from retinue.store.runs import approvals, runs
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import Line, calls, says
 
 SECRET = "the key is under the third flowerpot"

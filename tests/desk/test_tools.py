@@ -18,7 +18,7 @@ from retinue.operations.catalog import OPERATIONS
 from retinue.operations.operation_tools import tool_name, tools_of
 from retinue.policy.access.permissions import reaches
 from retinue.policy.tools.tools import Circumstances
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.tools.base import Scene
 from retinue.tools.toolbox import Toolbox
 

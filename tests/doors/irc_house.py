@@ -12,9 +12,9 @@ from typing import Any
 from retinue.connectors.irc import KIND
 from retinue.connectors.irc.connector import IrcConnector
 from retinue.connectors.irc.settings import IrcSettings
-from retinue.testing.fault_kit.bench import PlainBench
-from retinue.testing.fault_kit.house import House
-from retinue.testing.fault_kit.stage import surroundings_in
+from retinue.testing.fault_kit.harness import surroundings_in
+from retinue.testing.fault_kit.kit_server import House
+from retinue.testing.fault_kit.peer import PlainBench
 from retinue.testing.waiting import wait_until
 
 HOST = "127.0.0.1"

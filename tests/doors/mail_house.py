@@ -22,7 +22,7 @@ from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Clock
 from retinue.domain.trust import Trust
 from retinue.real import RealClock
-from retinue.testing.mail_office import AUTHSERV, HOUSE, MARIA, Office
+from retinue.testing.email_servers import AUTHSERV, HOUSE, MARIA, Office
 from retinue.testing.waiting import WAIT_LIMIT_S
 
 # --- mails, parcels, and whoever stands in for the house ---

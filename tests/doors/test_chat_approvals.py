@@ -15,8 +15,8 @@ from retinue.connectors.base import Abilities, Heard, Incoming, Parcel, Quoted
 from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.envelope import Outcome
 from retinue.engine.button_presses import ANSWERED_AT_ONCE_MAX, MEANS_NOTHING, NOT_YOURS
-from retinue.testing.household import House, boss
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import House, boss
 
 BUTTONS = Abilities(buttons=True, edits=True, quotes=True)
 NUMBERS = Abilities(quotes=True)

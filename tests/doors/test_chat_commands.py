@@ -10,7 +10,7 @@ from street import Street, kept, link, said
 from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.envelope import Outcome
 from retinue.domain.slash_command import SUMMARIES, CommandName
-from retinue.testing.household import House
+from retinue.testing.local_instance import House
 
 OWNER, STRANGER = "9", "8"
 

@@ -14,7 +14,7 @@ from retinue.connectors.base import Abilities, Heard, Incoming, Parcel
 from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.envelope import Draft, Receipt
 from retinue.engine.button_presses import MEANS_NOTHING, NOT_YOURS
-from retinue.testing.household import House
+from retinue.testing.local_instance import House
 from retinue.tools.questions import AskQuestions
 
 OWNER, MARIA, STRANGER = "9", "7", "8"

@@ -27,8 +27,8 @@ from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
 from retinue.store.channels import identities
 from retinue.store.envelopes.attachment_files import Files
-from retinue.testing.household import House
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import House
 from retinue.testing.scripted_model import ScriptedModel, says
 from retinue.testing.waiting import wait_until
 

@@ -19,8 +19,8 @@ from retinue.engine.button_presses import MEANS_NOTHING, NOT_YOURS
 from retinue.intake.access_control import Doorkeeper
 from retinue.real import RealClock
 from retinue.store.channels import identities
-from retinue.testing.household import Household
-from retinue.testing.telegram_place import MARIA
+from retinue.testing.fake_telegram import MARIA
+from retinue.testing.local_instance import Household
 from retinue.testing.telegram_server import TOKEN, TelegramServer
 
 NOOR = {"id": 77, "is_bot": False, "first_name": "Noor"}

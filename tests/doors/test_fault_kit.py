@@ -8,10 +8,10 @@ import pytest
 
 from retinue.connectors import connector_registry
 from retinue.testing.fault_kit import matrix
-from retinue.testing.fault_kit.benches import BENCHES, made, without_a_bench
 from retinue.testing.fault_kit.cases import CASES
+from retinue.testing.fault_kit.harness import staged
 from retinue.testing.fault_kit.matrix import Cell, Mark, table, wrong_exemptions
-from retinue.testing.fault_kit.stage import staged
+from retinue.testing.fault_kit.peer_registry import BENCHES, made, without_a_bench
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -17,11 +17,11 @@ from retinue.domain.envelope import Receipt
 from retinue.domain.errors import StoreError
 from retinue.domain.structs import replace
 from retinue.testing.fault_kit import Broken
-from retinue.testing.fault_kit.bench import At
 from retinue.testing.fault_kit.cases import CASES
-from retinue.testing.fault_kit.irc import IrcBench
+from retinue.testing.fault_kit.fake_peer import ForgetfulBench, QuietBench
+from retinue.testing.fault_kit.irc_peer import IrcBench
 from retinue.testing.fault_kit.matrix import hold
-from retinue.testing.fault_kit.quiet import ForgetfulBench, QuietBench
+from retinue.testing.fault_kit.peer import At
 from retinue.testing.virtual_time import simulate
 
 

@@ -15,7 +15,7 @@ from doors.mail_house import mail
 from doors.real_house import AFTER_ACCEPT, RealHouse, real_house, was_called
 from flows.provider import Asked, Said, calls, says
 
-from retinue.testing.mail_office import AUTHSERV, Office, running_office
+from retinue.testing.email_servers import AUTHSERV, Office, running_office
 from retinue.testing.waiting import wait_until
 
 SETTINGS = f"""

@@ -13,7 +13,7 @@ from doors.irc_house import ToldServer
 from doors.real_house import AFTER_ACCEPT, BETWEEN_PARTS, IN_DOUBT, RealHouse, real_house
 from flows.provider import says
 
-from retinue.testing.fault_kit.irc import Ngircd, Person
+from retinue.testing.fault_kit.irc_peer import Ngircd, Person
 from retinue.testing.waiting import wait_until
 
 HOME, GARDEN = "#home", "#garden"

@@ -17,7 +17,7 @@ from doors.real_house import (
 from doors.telegram_peer import INSTALL_S, running_peer, say, shown_to_maria
 from flows.provider import Asked, Said, calls, says
 
-from retinue.testing.telegram_place import Room, person
+from retinue.testing.fake_telegram import Room, person
 from retinue.testing.telegram_server import TOKEN, Fault, TelegramServer, throttled
 from retinue.testing.waiting import wait_until
 

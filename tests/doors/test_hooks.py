@@ -26,7 +26,7 @@ from retinue.sandbox.base import Confinement, Sandbox, SandboxFailed
 from retinue.sandbox.host import Host
 from retinue.sandbox.owner_sandbox import OwnersSandbox
 from retinue.sandbox.single_command import run
-from retinue.testing.household import boss
+from retinue.testing.local_instance import boss
 from retinue.testing.loop_time import skipping_loop_time
 from retinue.testing.waiting import wait_until
 

@@ -14,7 +14,7 @@ from doors.irc_house import SECRETS, ToldServer, connector_in, listening, until
 from retinue.connectors.base import Delivery, DeliveryFailed, FailureKind, LineLost
 from retinue.connectors.irc.irc_message import Line, parsed
 from retinue.connectors.irc.registration import Arrival, Credentials
-from retinue.testing.fault_kit.house import Mishap, parcel_to
+from retinue.testing.fault_kit.kit_server import Mishap, parcel_to
 from retinue.testing.loop_time import skipping_loop_time
 
 WELCOME = (

@@ -16,8 +16,8 @@ from retinue.connectors.irc.irc_transport import Pace
 from retinue.domain.ports import Clock
 from retinue.domain.session_keys import ChatType
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.fault_kit.house import Outcome, parcel_to
-from retinue.testing.fault_kit.irc import Ngircd, Person
+from retinue.testing.fault_kit.irc_peer import Ngircd, Person
+from retinue.testing.fault_kit.kit_server import Outcome, parcel_to
 
 ROOM = "#home"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from doors.irc_house import connector_in, listening, until
 
-from retinue.testing.fault_kit.house import parcel_to
-from retinue.testing.fault_kit.irc import Ngircd, Person
+from retinue.testing.fault_kit.irc_peer import Ngircd, Person
+from retinue.testing.fault_kit.kit_server import parcel_to
 
 ROOM = "#home"
 

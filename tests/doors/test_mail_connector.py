@@ -16,8 +16,8 @@ from retinue.connectors.email import KIND
 from retinue.connectors.email.settings import Security
 from retinue.domain.attachment import Attachment
 from retinue.domain.errors import Invalid
+from retinue.testing.email_servers import AUTHSERV, HOUSE, MARIA, Office, running_office
 from retinue.testing.loop_time import skip_loop_time
-from retinue.testing.mail_office import AUTHSERV, HOUSE, MARIA, Office, running_office
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 
 

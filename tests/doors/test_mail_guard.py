@@ -9,7 +9,7 @@ from doors.mail_house import mail
 
 from retinue.connectors.email.mime import take_apart
 from retinue.connectors.email.sender_auth import Guard, Judgement
-from retinue.testing.mail_office import AUTHSERV, HOUSE, MARIA
+from retinue.testing.email_servers import AUTHSERV, HOUSE, MARIA
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 PASS = f"{AUTHSERV}; dmarc=pass header.from=example.org"

@@ -17,7 +17,7 @@ from retinue.connectors.email.email_html import words_of
 from retinue.connectors.email.message_parser import Letter
 from retinue.connectors.email.quote_stripping import without_history
 from retinue.connectors.email.sender_auth import Guard
-from retinue.testing.mail_office import AUTHSERV, HOUSE, MARIA
+from retinue.testing.email_servers import AUTHSERV, HOUSE, MARIA
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 OURS = frozenset({HOUSE})

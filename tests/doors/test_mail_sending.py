@@ -18,8 +18,8 @@ from retinue.connectors.email.message_builder import Sender, message_id_of
 from retinue.connectors.email.settings import Login, Security
 from retinue.connectors.email.smtp import InDoubt
 from retinue.domain.attachment import Attachment
+from retinue.testing.email_servers import MARIA, Office, running_office
 from retinue.testing.loop_time import skipping_loop_time
-from retinue.testing.mail_office import MARIA, Office, running_office
 
 ID = message_id_of("a" * 32, Sender("house@house.test"))
 DOT = b"\r\n.\r\n"

@@ -8,7 +8,7 @@ import pytest
 
 from retinue.connectors.email.email_threads import IDS_MAX, THREADS_MAX, Threads
 from retinue.connectors.supervisor.connector_state import StoreShelf
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 LONG_ADDRESS = f"unverified:{'m' * 60}@{'.'.join(['x' * 60] * 3)}.example"
 

@@ -32,9 +32,9 @@ from retinue.intake.unknown_senders import REFUSALS_MAX
 from retinue.outbox.outbound_access import Reach
 from retinue.real import RealClock
 from retinue.store.core.connection import Store
-from retinue.testing.household import House, Household
+from retinue.testing.fake_telegram import person
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import says
-from retinue.testing.telegram_place import person
 from retinue.testing.telegram_server import TOKEN, TelegramServer
 
 FLOOD = 10_000

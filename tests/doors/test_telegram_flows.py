@@ -16,8 +16,8 @@ from retinue.real import RealClock
 from retinue.store.core.tables import envelopes as envelope_table
 from retinue.store.envelopes import envelopes
 from retinue.store.envelopes.attachment_files import Files
-from retinue.testing.household import House, Household
-from retinue.testing.telegram_html import utf16_length
+from retinue.testing.local_instance import House, Household
+from retinue.testing.telegram_html_parser import utf16_length
 from retinue.testing.telegram_server import TOKEN, Fault, TelegramServer
 
 

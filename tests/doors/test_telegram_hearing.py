@@ -12,8 +12,8 @@ from retinue.connectors.base import Heard, Incoming, OfferedFile
 from retinue.connectors.telegram.connector import FileNotFetched, TelegramConnector
 from retinue.domain.session_keys import ChatType
 from retinue.real import RealClock
+from retinue.testing.fake_telegram import DOWNLOAD_BYTES_MAX, MARIA, person
 from retinue.testing.loop_time import skipping_loop_time
-from retinue.testing.telegram_place import DOWNLOAD_BYTES_MAX, MARIA, person
 from retinue.testing.telegram_server import Fault, TelegramServer
 
 GROUP = -1001

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retinue.connectors.telegram.telegram_html import to_html
-from retinue.testing.telegram_html import Unparsed, parsed
+from retinue.testing.telegram_html_parser import Unparsed, parsed
 
 MARKS = st.text(alphabet="*_~`[]()!<>&\\|#->\n \"'ab1:/.", max_size=80)
 

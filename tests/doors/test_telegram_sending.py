@@ -25,7 +25,7 @@ from retinue.connectors.telegram.bot_api import UPLOAD_BYTES_MAX, NoAnswer
 from retinue.connectors.telegram.connector import TelegramConnector
 from retinue.domain.attachment import Attachment
 from retinue.testing.loop_time import skipping_loop_time
-from retinue.testing.telegram_html import utf16_length
+from retinue.testing.telegram_html_parser import utf16_length
 from retinue.testing.telegram_server import Fault, TelegramServer, throttled
 
 GROUP = -1001

@@ -12,7 +12,7 @@ from retinue.domain.delegation_request import Handing
 from retinue.domain.errors import NotAllowed
 from retinue.domain.trust import Trust
 from retinue.engine.lanes import Slots
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import Line
 
 

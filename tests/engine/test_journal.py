@@ -26,7 +26,7 @@ from retinue.domain.tool import Call
 from retinue.engine.journal import Answers
 from retinue.models.base import Chunk, Prompt
 from retinue.store.core.connection import Store
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import Line, ScriptedModel, calls, says
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)

@@ -22,7 +22,7 @@ from retinue.engine.embedded_engine import EmbeddedEngine
 from retinue.engine.lanes import Ready, Slots, next_batch
 from retinue.intake.accept import LaneWake
 from retinue.store.envelopes import envelopes
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import says
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)

@@ -19,7 +19,7 @@ from retinue.domain.tool import Effect, ToolSpec
 from retinue.engine.journal import UNWRITTEN_S_MAX
 from retinue.store.core.connection import Store
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import Line, calls
 from retinue.tools.base import Scene, schema_of
 

@@ -21,7 +21,7 @@ from retinue.engine import embedded_engine as engine_module
 from retinue.engine.lanes import Slots
 from retinue.intake.accept import Inbox, LaneWake
 from retinue.store.runs import runs
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import says
 
 ADA = Agent(name="ada", model="scripted")

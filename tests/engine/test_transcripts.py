@@ -26,7 +26,7 @@ from retinue.models.base import WireCache
 from retinue.store.core.open_store import open_inline
 from retinue.store.core.sqlite import InlineStore
 from retinue.store.sessions import records
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import says
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)

@@ -17,7 +17,7 @@ from retinue.domain.session import Origin, OriginKind
 from retinue.domain.tool import ToolResult
 from retinue.models.base import Prompt
 from retinue.store.core.connection import Store
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import Line, says
 from retinue.tools.base import Tool
 from retinue.tools.permissions import Asks, GrantPermission, RequestPermission

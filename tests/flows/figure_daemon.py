@@ -23,7 +23,7 @@ from retinue.logs import set_up_logs
 from retinue.models.base import Prompt
 from retinue.real import RandomIds, RealClock
 from retinue.store.core.connection import NO_FAULTS
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
 from retinue.testing.scripted_model import Line, ScriptedModel
 from retinue.testing.waiting import wait_until
 

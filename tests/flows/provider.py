@@ -20,7 +20,7 @@ from typing import Any
 from retinue.config import Settings, load
 from retinue.domain.agent import Agent
 from retinue.domain.structs import replace
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 
 KEY = "sk-flows-0123456789abcdefghij"
 REQUEST_BYTES_MAX = 8 * 1024 * 1024

@@ -52,8 +52,8 @@ from retinue.store.agents import agents
 from retinue.store.core import events
 from retinue.store.people import people
 from retinue.store.sessions import full_results
-from retinue.testing.household import Household, boss
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import Household, boss
 from retinue.testing.scripted_model import Line
 from retinue.testing.tools import AppendLineArguments
 from retinue.tools.base import Output, Scene, schema_of

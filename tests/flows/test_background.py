@@ -29,7 +29,7 @@ from retinue.intake.background_jobs import FAILED
 from retinue.store.core import events
 from retinue.store.ledger.ledger import check
 from retinue.store.sessions import sessions
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.testing.waiting import wait_until
 from retinue.tools.base import Scene, schema_of

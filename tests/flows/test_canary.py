@@ -46,8 +46,8 @@ from retinue.store.envelopes import envelopes
 from retinue.store.runs import approvals
 from retinue.store.runs.processes import ProcessState
 from retinue.testing.failure_context import explained
-from retinue.testing.household import Household
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import Line, ScriptedModel, calls, says
 from retinue.testing.server_description import ServerSource
 from retinue.testing.waiting import wait_until

@@ -15,8 +15,8 @@ from retinue.models.base import Prompt
 from retinue.store.channels import deliveries
 from retinue.store.channels.deliveries import DeliveryState
 from retinue.store.envelopes.dead_letters import dead
-from retinue.testing.household import House, Household
-from retinue.testing.quiet_connector import QuietConnector, Said
+from retinue.testing.fake_connector import QuietConnector, Said
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import Line, says
 
 ACCEPT_AND_ANSWER = tuple(f"{commit}.{side}-commit" for commit in ("accept", "finish") for side in ("before", "after"))

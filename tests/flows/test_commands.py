@@ -20,7 +20,7 @@ from retinue.domain.run import RunStatus
 from retinue.domain.session import Mind, Origin, OriginKind, QueueOverride
 from retinue.domain.slash_command import ABORT_WORDS
 from retinue.domain.trust import Trust
-from retinue.testing.household import House, Household, terminal
+from retinue.testing.local_instance import House, Household, terminal
 from retinue.testing.scripted_model import says
 
 STAFF = (

@@ -25,7 +25,7 @@ from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
 from retinue.models.base import Prompt
 from retinue.real import RealClock
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
 from retinue.testing.scripted_model import Line, calls, says
 
 CY = Agent(name="cy", model="scripted")

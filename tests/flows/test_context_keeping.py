@@ -31,7 +31,7 @@ from retinue.runners.context_policy import COMPACTING, OVERFLOWED
 from retinue.runners.model_context import FLUSH_HEAD
 from retinue.store.core import events
 from retinue.store.envelopes.attachment_files import Files
-from retinue.testing.household import House, Household, terminal
+from retinue.testing.local_instance import House, Household, terminal
 from retinue.testing.scripted_model import Line, ScriptedModel, calls, says
 from retinue.tools.base import Scene, schema_of
 from retinue.tools.files import Ground, Write

@@ -10,7 +10,7 @@ from retinue.cli.chat_state import words_of as shown_in_a_terminal
 from retinue.domain.envelope import Outcome
 from retinue.domain.record import UserTurn
 from retinue.domain.ui_context import attributes_of, words_of
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import says
 
 LINE = (

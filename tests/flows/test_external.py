@@ -27,7 +27,7 @@ from retinue.store.channels import deliveries
 from retinue.store.envelopes import envelopes
 from retinue.store.ledger import ledger
 from retinue.store.runs import delegations, runs
-from retinue.testing.ports import free_port
+from retinue.testing.free_ports import free_port
 from retinue.testing.scripted_model import calls
 from retinue.testing.waiting import wait_until
 

@@ -32,7 +32,7 @@ from retinue.models.model_catalog import Market as ModelMarket
 from retinue.models.provider_http import Target
 from retinue.runners.base import Assignment, Finished, Runner
 from retinue.store.agents import credentials
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 
 PATIENCE_S = 0.3  # with a server that hangs
 LONG_PATIENCE_S = 600.0  # with any other: on a busy machine an answer may take its time

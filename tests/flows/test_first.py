@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import calls, says
 
 

@@ -27,7 +27,7 @@ from retinue.plugins.base import Section as PluginSection
 from retinue.plugins.registry import Entry, Kind
 from retinue.store.people import people
 from retinue.store.sessions import instructions
-from retinue.testing.household import terminal
+from retinue.testing.local_instance import terminal
 from retinue.testing.scripted_model import calls
 
 

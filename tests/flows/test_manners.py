@@ -18,7 +18,7 @@ from retinue.domain.envelope import Kind
 from retinue.domain.event import Delta, DeltaKind
 from retinue.domain.record import Usage
 from retinue.store.runs import approvals
-from retinue.testing.household import House, Household, terminal
+from retinue.testing.local_instance import House, Household, terminal
 from retinue.testing.scripted_model import calls, says
 
 CALLING = (calls("append_line", text="milk"), says("Noted."))

@@ -17,7 +17,7 @@ from retinue.domain.session import Mind
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.store.agents import credentials
-from retinue.testing.household import House, Household, terminal
+from retinue.testing.local_instance import House, Household, terminal
 
 SPARE = "sk-spare-0123456789abcdefghij"
 ENVIRONMENT = {"MOCK_KEY": KEY, "SPARE_KEY": SPARE}

@@ -38,7 +38,7 @@ from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.engine.lanes import Slots
 from retinue.store.ledger import ledger
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 
 OUTPUT_TOKENS_MAX = 2_000
 WRITTEN_MICROUSD = 10

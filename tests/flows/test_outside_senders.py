@@ -17,7 +17,7 @@ from retinue.domain.person import Role
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
 from retinue.testing.scripted_model import calls, says
 from retinue.testing.waiting import wait_until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from flows.provider import Answer, Asked, Said, calls_made, household_of, provider, refuses, says, section
 
-from retinue.testing.household import House
+from retinue.testing.local_instance import House
 
 FITS_BYTES_MAX = 60_000
 LONG = "the garden needs water, and the cat is on the roof again\n" * 500  # about 28,000 bytes

@@ -35,8 +35,8 @@ from retinue.domain.session import Origin, OriginKind
 from retinue.domain.trust import Trust
 from retinue.engine import approvals
 from retinue.store.people import people
-from retinue.testing.household import Household
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import Household
 
 ELSEWHERE = Origin(OriginKind.WEB, "person:owner/elsewhere")
 WISH = do("request_permission", permission="web", reason="to look up the trains")

@@ -30,7 +30,7 @@ from outages import time_passing, until
 
 from retinue.domain.envelope import Outcome
 from retinue.domain.record import Reply
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.waiting import WAIT_LIMIT_S
 
 PATIENCE_S = 0.3  # with a server that hangs, until it does what it never will

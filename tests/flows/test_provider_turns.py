@@ -24,7 +24,7 @@ from retinue.runners.attachment_reader import FileMedia
 from retinue.runners.loop import REPEATS_MAX, Loop
 from retinue.runners.model_call import Asker
 from retinue.store.envelopes.attachment_files import Files
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.tools.base import Scene, schema_of
 from retinue.tools.toolbox import Toolbox
 

@@ -14,7 +14,7 @@ from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.store.agents import agents
 from retinue.store.ledger import ledger
-from retinue.testing.household import House
+from retinue.testing.local_instance import House
 
 PRICED = '[models.entries."{ref}"]\ninput_usd = 1\noutput_usd = 10\n'
 UNVERIFIED = (

@@ -11,7 +11,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.envelope import Outcome
 from retinue.operations.server.doctor_checks import retired_models, staff_facts
 from retinue.operations.server.doctor_registry import Health, Scene
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 
 GONE = refuses(404, "models/gemini-2.5-pro is not found for API version v1beta.", type_="NOT_FOUND")
 

@@ -29,8 +29,8 @@ from retinue.engine.slash_commands import GREET
 from retinue.models.base import Prompt
 from retinue.store.envelopes import envelopes
 from retinue.store.runs.why import why
-from retinue.testing.household import House, Household, terminal
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import House, Household, terminal
 from retinue.testing.scripted_model import calls, says
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -19,8 +19,8 @@ from retinue.domain.reply_delivery import AckScope, Stream, Typing, Words
 from retinue.domain.session_keys import ChatType
 from retinue.outbox.typing_and_previews import Asked, Presence
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.household import House, Household
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import Line, says
 from retinue.text.answer_dedupe import unsaid
 from retinue.tools.message_tool import Message

@@ -14,7 +14,7 @@ from retinue.domain.envelope import Kind
 from retinue.domain.ids import SessionId
 from retinue.domain.session import Origin, OriginKind
 from retinue.domain.trust import Trust
-from retinue.testing.household import House, Household, terminal
+from retinue.testing.local_instance import House, Household, terminal
 from retinue.testing.scripted_model import says
 
 STAFF = tuple(Agent(name=name, model="scripted", visible=name != "cy") for name in ("ada", "bo", "cy"))

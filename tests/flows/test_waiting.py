@@ -12,7 +12,7 @@ from retinue.domain.record import Stop, Usage
 from retinue.domain.times import to_ms
 from retinue.store.ledger import ledger
 from retinue.store.runs import model_calls
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import Line
 
 

@@ -30,7 +30,7 @@ from retinue.restore import restore
 from retinue.store.core.backup import MANIFEST, STORE, UNDER_WAY, opened, verify
 from retinue.store.envelopes.attachment_files import Files
 from retinue.store.ledger import ledger
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.waiting import wait_until
 
 NOW_MS = 2**41

@@ -30,7 +30,7 @@ from retinue.operations.server.doctor_checks import (
 from retinue.operations.server.doctor_registry import CHECKS, Check, Found, Health, Scene, examine, problem, register
 from retinue.store.core.open_store import SCHEMA
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.waiting import wait_until_sync
 
 OWNER = person("owner")

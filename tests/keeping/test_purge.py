@@ -39,8 +39,8 @@ from retinue.store.ledger import ledger
 from retinue.store.people import tokens
 from retinue.store.runs import approvals
 from retinue.store.runs.why import why
-from retinue.testing.household import House, Household, boss
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import House, Household, boss
 from retinue.testing.waiting import wait_until
 
 T = TypeVar("T")

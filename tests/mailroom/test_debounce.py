@@ -15,7 +15,7 @@ from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.envelope import Kind, Receipt
 from retinue.domain.errors import StoreError
 from retinue.intake.message_coalescing import JOINED_MAX, WINDOWS_MAX
-from retinue.testing.household import House
+from retinue.testing.local_instance import House
 
 WINDOW_S = 2.0
 

@@ -19,7 +19,7 @@ from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.intake.unknown_senders import REFUSALS_MAX
 from retinue.store.channels import bindings, pairings
-from retinue.testing.household import House
+from retinue.testing.local_instance import House
 
 
 @pytest.fixture

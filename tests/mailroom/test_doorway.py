@@ -17,9 +17,9 @@ from retinue.domain.session_keys import ChatType, DmScope
 from retinue.domain.trust import Trust
 from retinue.intake.connector_intake import Doorway
 from retinue.intake.inbound_drafts import message_key
-from retinue.testing.household import House, Household
-from retinue.testing.open_door import OpenDoor
-from retinue.testing.quiet_connector import LineBroke, QuietConnector
+from retinue.testing.allow_all import OpenDoor
+from retinue.testing.fake_connector import LineBroke, QuietConnector
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import says
 
 

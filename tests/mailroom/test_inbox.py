@@ -53,7 +53,7 @@ from retinue.store.envelopes import envelopes
 from retinue.store.people import people
 from retinue.store.sessions import sessions
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.household import CountedIds, Household
+from retinue.testing.local_instance import CountedIds, Household
 from retinue.testing.scripted_model import says
 
 KEPT = Attachment(hash="0f" * 32, name="notes.txt", media_type="text/plain", size_bytes=12)

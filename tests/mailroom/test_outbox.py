@@ -20,8 +20,8 @@ from retinue.outbox.deliveries import ROOMS_AT_ONCE_EACH_MAX, SENT_IN_TURN_MAX, 
 from retinue.store.channels import deliveries
 from retinue.store.channels.deliveries import Attempt, DeliveryState
 from retinue.store.envelopes.dead_letters import dead
-from retinue.testing.household import House, Household
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import House, Household
 
 
 @pytest.fixture

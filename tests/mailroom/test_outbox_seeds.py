@@ -29,8 +29,8 @@ from retinue.store.core.sqlite import InlineStore
 from retinue.store.core.transaction import latest_ms
 from retinue.store.envelopes import envelopes
 from retinue.store.ledger.ledger import Ledger, check
-from retinue.testing.household import CountedIds
-from retinue.testing.quiet_connector import QuietConnector, Trouble
+from retinue.testing.fake_connector import QuietConnector, Trouble
+from retinue.testing.local_instance import CountedIds
 from retinue.testing.virtual_time import VirtualClock, simulate
 
 SEEDS_QUICK = 10

@@ -17,8 +17,8 @@ from retinue.domain.ids import EnvelopeId
 from retinue.domain.reply_delivery import HumanDelay, Quoting, Words
 from retinue.outbox.delivery_attempts import ATTEMPTS_MAX
 from retinue.store.channels import deliveries, delivery_parts
-from retinue.testing.household import House, Household
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import House, Household
 
 THIRTY = Abilities(text_max=30, quotes=True, buttons=True)
 LONG = "The first part is this.\n\nThe second part is this.\n\nThe third part is this."

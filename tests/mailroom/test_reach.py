@@ -15,7 +15,7 @@ from retinue.domain.envelope import Draft, Kind, Outcome
 from retinue.domain.errors import NotAllowed
 from retinue.domain.ids import EnvelopeId
 from retinue.outbox.outbound_access import Reach, WithinReach
-from retinue.testing.household import House
+from retinue.testing.local_instance import House
 
 
 @pytest.fixture

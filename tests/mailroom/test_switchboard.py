@@ -46,8 +46,8 @@ from retinue.domain.envelope import Outcome, Receipt
 from retinue.domain.errors import Invalid, StoreError
 from retinue.domain.structs import replace
 from retinue.store.channels import connector_state, poison_messages
-from retinue.testing.household import House, Household
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import House, Household
 from retinue.testing.waiting import wait_until
 
 

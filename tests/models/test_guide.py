@@ -33,7 +33,7 @@ from retinue.models.offline_guide import ABILITIES, COUNT_MAX, PIECES_MAX, Guide
 from retinue.runners.turn_input import render, render_note
 from retinue.store.envelopes import envelopes
 from retinue.testing.fake_clock import START, FakeClock
-from retinue.testing.household import House, Household, boss
+from retinue.testing.local_instance import House, Household, boss
 from retinue.testing.waiting import wait_until
 from retinue.tools.base import Scene, schema_of
 from retinue.tools.files import Read

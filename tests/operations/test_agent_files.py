@@ -22,7 +22,7 @@ from retinue.operations.agent import agent_files
 from retinue.operations.agent.agent_files import shapes
 from retinue.store.agents import file_trust
 from retinue.store.core import events
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 OWNER, MARIA = person("owner"), person("maria")
 

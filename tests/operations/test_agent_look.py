@@ -12,7 +12,7 @@ from desk.desk_house import DeskHouse, agent, desk_house, person
 
 from retinue.domain.agent import Colour, PermissionLevel
 from retinue.domain.errors import Invalid, NotAllowed
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 OWNER, MARIA, GUS = person("owner"), person("maria"), person("gus")
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"

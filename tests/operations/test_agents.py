@@ -15,7 +15,7 @@ from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, Retin
 from retinue.domain.times import to_ms
 from retinue.domain.token import hash_of
 from retinue.store.people import principals
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import says
 from retinue.testing.waiting import wait_until
 

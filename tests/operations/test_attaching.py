@@ -12,7 +12,7 @@ from desk.desk_house import DeskHouse, desk_house, person
 from retinue.domain.agent import Agent, External
 from retinue.domain.errors import Conflict, Invalid
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 MARIA, NOOR, OWNER = person("maria"), person("noor"), person("owner")
 ELSEWHERE = External(url="https://agent.example/in", secret="env:NO_SUCH_KEY")

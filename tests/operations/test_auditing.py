@@ -14,7 +14,7 @@ from retinue.domain.ports import Clock
 from retinue.operations import audited_store
 from retinue.operations.base import Nothing
 from retinue.store.agents import audit
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 OWNER = person("owner")
 

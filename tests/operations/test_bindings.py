@@ -14,7 +14,7 @@ from retinue.domain.access import Pairing, PairingState
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError
 from retinue.domain.times import to_ms
 from retinue.store.channels import identities, pairings
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 OWNER = person("owner")
 

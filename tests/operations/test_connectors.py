@@ -23,8 +23,8 @@ from retinue.domain.structs import replace
 from retinue.operations.config_holder import Keeper
 from retinue.operations.connector.connectors import typed
 from retinue.store.channels import connector_state, poison_messages
-from retinue.testing.household import Household
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import Household
 from retinue.testing.waiting import wait_until
 
 OWNER, MARIA = person("owner"), person("maria")

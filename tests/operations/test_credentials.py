@@ -19,7 +19,7 @@ from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound, Retin
 from retinue.domain.structs import replace
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.config_holder import Keeper
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 OWNER, MARIA = person("owner"), person("maria")
 KEY = "sk-very-secret-0123456789"

@@ -22,7 +22,7 @@ from retinue.operations.session import session_fork_trim
 from retinue.operations.session.sessions import RESTORABLE_DAYS
 from retinue.store.core import events
 from retinue.store.sessions import sessions
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import calls, says
 from retinue.testing.waiting import wait_until
 from retinue.tools.base import Output, Scene

@@ -17,7 +17,7 @@ from retinue.domain.errors import NotFound
 from retinue.domain.structs import replace
 from retinue.operations.config_holder import Keeper
 from retinue.store.channels import bindings
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 OWNER = person("owner")
 DECLARED = """

@@ -15,7 +15,7 @@ from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.ids import SessionId
 from retinue.domain.session import Origin, OriginKind, QueueOverride, Session, Wakefulness
 from retinue.domain.times import from_ms
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import calls
 
 OWNER, MARIA, NOOR = (person(name) for name in ("owner", "maria", "noor"))

@@ -26,7 +26,7 @@ from retinue.policy.questionnaires import ANSWER_LENGTH_MAX
 from retinue.store.core import events
 from retinue.store.core.connection import Store
 from retinue.store.people import notifications
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import calls, says
 from retinue.tools.base import Output, Scene, Tool, schema_of
 from retinue.tools.notify import Notify

@@ -16,7 +16,7 @@ from retinue.domain.permission import Rights
 from retinue.domain.tool import Call
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.config.gateway_tool import ACTIONS, Gateway
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.tools.base import Scene
 from retinue.tools.toolbox import Toolbox
 

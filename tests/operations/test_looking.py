@@ -16,7 +16,7 @@ from retinue.engine.lanes import Slots
 from retinue.operations.server import log_reader
 from retinue.store.core.keyset_pagination import Place
 from retinue.store.runs import approval_list, run_list
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import calls, says
 
 OWNER, MARIA, NOOR, GUS = person("owner"), person("maria"), person("noor"), person("gus")

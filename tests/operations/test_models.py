@@ -19,7 +19,7 @@ from retinue.domain.structs import replace
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.parameter_schema import Kind, parameters
 from retinue.store.sessions import sessions
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 OWNER, MARIA, GUS = person("owner"), person("maria"), person("gus")
 

@@ -8,7 +8,7 @@ import pytest
 from desk.desk_house import desk_house, person
 
 from retinue.domain.errors import Conflict, NotFound
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 OWNER, MARIA, NOOR = (person(name) for name in ("owner", "maria", "noor"))
 

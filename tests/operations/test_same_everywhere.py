@@ -16,7 +16,7 @@ from retinue.domain.principal import Principal
 from retinue.operations.base import Desk
 from retinue.operations.catalog import OPERATIONS
 from retinue.operations.operation_tools import tools_of
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import calls
 
 STEPS: list[tuple[str, dict[str, Any]]] = [

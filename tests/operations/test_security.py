@@ -59,7 +59,7 @@ from retinue.sandbox.base import Probe
 from retinue.store.agents import audit
 from retinue.store.core.transaction import Page
 from retinue.store.sessions import sessions
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.text.redaction import Masks
 from retinue.tools.files import Read
 from retinue.tools.toolbox import Toolbox

@@ -22,8 +22,8 @@ from retinue.domain.tool import ToolSpec
 from retinue.models.base import Chunk, Prompt, Text
 from retinue.operations.base import Nothing
 from retinue.store.core import events
-from retinue.testing.household import Household
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 from retinue.tools.base import Scene

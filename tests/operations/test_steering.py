@@ -14,7 +14,7 @@ from retinue.domain.errors import Invalid, NotFound
 from retinue.domain.event import News
 from retinue.domain.principal import Principal
 from retinue.store.core import events
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import Line, says
 
 OWNER, MARIA, NOOR, GUS = (person(name) for name in ("owner", "maria", "noor", "gus"))

@@ -10,7 +10,7 @@ import pytest
 from desk.desk_house import DeskHouse, desk_house, person
 
 from retinue.domain.errors import NotFound
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 OWNER, GUS = person("owner"), person("gus")
 

@@ -21,7 +21,7 @@ from retinue.domain.structs import replace
 from retinue.operations.config_holder import Keeper
 from retinue.policy.limits.budgets import days
 from retinue.store.agents import agents
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 OWNER, MARIA, NOOR = person("owner"), person("maria"), person("noor")
 USAGE = Usage(input_tokens=1_000, output_tokens=100, cache_read_tokens=400, reasoning_tokens=30)  # 4,500

@@ -14,7 +14,7 @@ from retinue.domain.envelope import Outcome
 from retinue.domain.model import Failure, ModelFacts
 from retinue.policy.limits import cooldowns
 from retinue.store.agents import credentials
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import Line, ScriptedModel
 
 

@@ -34,8 +34,8 @@ from retinue.runners.base import Assignment, Finished, Parked
 from retinue.runners.loop import Answer, AskModel, Loop, PerformCalls, PerformStored, next_move, spent
 from retinue.runners.stream_reader import listen
 from retinue.testing.fake_clock import FakeClock
+from retinue.testing.loop_factory import Thinking as Thoughts
 from retinue.testing.scripted_model import ScriptedModel, calls, says
-from retinue.testing.thinking import Thinking as Thoughts
 from retinue.testing.tools import AppendLine
 from retinue.tools.toolbox import Toolbox
 

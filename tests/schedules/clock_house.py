@@ -16,7 +16,7 @@ from retinue.domain.trust import Trust
 from retinue.store.core.transaction import Page
 from retinue.store.ledger import ledger
 from retinue.store.schedules import schedules
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 
 __all__ = ["Cron", "Every", "Once"]
 

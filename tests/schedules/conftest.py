@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -32,7 +32,7 @@ from retinue.store.agents import agents
 from retinue.store.core.transaction import Page
 from retinue.store.runs import approvals
 from retinue.store.schedules import schedules
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import Line, calls, says
 
 TEN = utc("2026-01-05 10:00")

@@ -13,7 +13,7 @@ from desk.desk_house import DeskHouse, desk_house, person
 from retinue.domain.errors import Invalid
 from retinue.domain.principal import Principal
 from retinue.operations.schedule import schedule_calendar
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 OWNER, MARIA = person("owner"), person("maria")
 

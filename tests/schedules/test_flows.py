@@ -31,8 +31,8 @@ from retinue.domain.schedule import By, Every, Gate, GateSaid, Missed, Once, Pla
 from retinue.domain.session import OriginKind
 from retinue.store.core.transaction import Page
 from retinue.store.schedules import schedules
-from retinue.testing.household import House, Household, terminal
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import House, Household, terminal
 from retinue.testing.scripted_model import Line, calls, says
 
 TEN = utc("2026-01-05 10:00")

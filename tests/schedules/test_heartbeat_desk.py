@@ -27,7 +27,7 @@ from retinue.domain.schedule import By, Every, Kind, Place, Schedule, SlotState
 from retinue.domain.structs import replace
 from retinue.schedules.heartbeats import Heartbeats, Wishes, id_of
 from retinue.store.schedules import schedules
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import calls, says
 from retinue.testing.waiting import wait_until
 

@@ -24,8 +24,8 @@ from retinue.domain.session import Session
 from retinue.domain.session_keys import ChatType
 from retinue.schedules.heartbeats import Beating, Wishes, beating, id_of, schedule_of
 from retinue.store.schedules import schedules
-from retinue.testing.household import House, Household, terminal
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import House, Household, terminal
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.tools.message_tool import Message
 

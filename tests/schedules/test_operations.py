@@ -25,7 +25,7 @@ from retinue.store.agents import agents
 from retinue.store.core.tables import schedule_slots
 from retinue.store.ledger import ledger
 from retinue.store.schedules import schedules
-from retinue.testing.household import Household, terminal
+from retinue.testing.local_instance import Household, terminal
 from retinue.testing.scripted_model import Line
 
 OWNER, MARIA, ADA, BO = person("owner"), person("maria"), agent("ada"), agent("bo")

@@ -44,7 +44,7 @@ from retinue.dry_run.report_types import Report, ScheduleTold, SkipKind
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.store.core.backup import STORE
 from retinue.testing.fake_clock import START, FakeClock
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import says
 from retinue.testing.virtual_time import simulate
 from retinue.testing.waiting import wait_until_sync

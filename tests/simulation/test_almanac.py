@@ -10,8 +10,8 @@ import pytest
 
 from retinue.domain.schedule import Cron, Every, Once, When, next_after
 from retinue.domain.times import from_ms, to_ms
-from retinue.testing.almanac import slots_between
-from retinue.testing.simulated_clock import CHANGES, DAILY, OFTEN, RARELY
+from retinue.testing.schedule_oracle import slots_between
+from retinue.testing.simulated_schedules import CHANGES, DAILY, OFTEN, RARELY
 
 BERLIN, NEW_YORK = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York")
 

@@ -11,7 +11,7 @@ from retinue.domain.errors import Invalid
 from retinue.domain.tool import Call
 from retinue.engine.journal import Answers
 from retinue.testing.invariants import RULES, Violation
-from retinue.testing.planted import TOUCHED, Bug, plant, planted
+from retinue.testing.planted_bugs import TOUCHED, Bug, plant, planted
 from retinue.testing.simulation import main, run
 
 RUNS = 60

@@ -17,9 +17,9 @@ from datetime import UTC, date, datetime, time
 import pytest
 
 from retinue.domain.model import Failure
-from retinue.testing.simulated_elsewhere import Mood, Taking
+from retinue.testing.simulated_external_agent import Mood, Taking
 from retinue.testing.simulation import BEGIN, RUNS, Verdict, main, run, run_for
-from retinue.testing.storm import EVENTS
+from retinue.testing.simulation_workload import EVENTS
 
 # Between them they strike in every way there is, as far as ten seeds can. `make test-slow` has 500 others.
 # 67: a subagent that expired in a crash, of which its caller read in the error of its call.

@@ -18,7 +18,7 @@ from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.store.agents import agents
 from retinue.store.core import events
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.testing.tools import AppendLineArguments
 from retinue.testing.virtual_time import simulate

@@ -45,7 +45,7 @@ from retinue.store.agents import audit
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Page
 from retinue.store.sessions import sessions
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 SESSION, OTHER = "5e" * 16, "0f" * 16
 RUN = "ab" * 16

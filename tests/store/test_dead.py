@@ -21,8 +21,8 @@ from retinue.store.envelopes import envelopes
 from retinue.store.envelopes.dead_letters import DeadLetter, dead
 from retinue.store.ledger import ledger
 from retinue.store.runs import approvals
-from retinue.testing.household import House, Household, boss
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import House, Household, boss
 from retinue.testing.scripted_model import calls, says
 
 AGENTS = (

@@ -29,9 +29,9 @@ from retinue.store.envelopes import envelopes
 from retinue.store.ledger import ledger
 from retinue.store.ledger.ledger_checks import RULES
 from retinue.store.runs import approvals, runs
-from retinue.testing.household import House, Household, boss
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import House, Household, boss
 from retinue.testing.postgres import PostgresServer
-from retinue.testing.quiet_connector import QuietConnector
 
 T = TypeVar("T")
 

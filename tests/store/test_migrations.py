@@ -32,7 +32,7 @@ from retinue.store.core.open_store import (
 )
 from retinue.store.ledger import ledger
 from retinue.store.migrations import HEAD
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.postgres import PostgresServer
 
 NEXT = '''

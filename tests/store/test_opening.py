@@ -17,7 +17,7 @@ from stores import count, counted
 
 from retinue.domain.errors import StoreError
 from retinue.store.core.open_store import open_store, prepare_sqlite
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 
 PAGE_BYTES = 4096
 

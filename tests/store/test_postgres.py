@@ -26,7 +26,7 @@ from retinue.store.core.open_store import open_store
 from retinue.store.core.postgres import POOL_SIZE, PostgresStore
 from retinue.store.envelopes import envelopes
 from retinue.store.runs import approvals, runs
-from retinue.testing.household import Household, boss
+from retinue.testing.local_instance import Household, boss
 from retinue.testing.postgres import PostgresServer
 from retinue.testing.scripted_model import calls, says
 

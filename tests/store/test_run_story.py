@@ -19,7 +19,7 @@ from retinue.store.core import purge
 from retinue.store.ledger import ledger
 from retinue.store.runs import runs
 from retinue.store.runs.why import why
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 
 ADA_SAYS = "Turn 1: scripted replied in 0 ms."
 

@@ -36,7 +36,7 @@ from retinue.store.envelopes import envelopes, webhooks
 from retinue.store.people import notifications, people, preferences
 from retinue.store.runs import approvals, money, questionnaires, runs
 from retinue.store.sessions import external_keys, instructions, records, sessions
-from retinue.testing.household import Household
+from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import calls, says
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 

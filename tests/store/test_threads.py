@@ -13,7 +13,7 @@ from retinue.domain.errors import Ambiguous, Invalid, NotFound
 from retinue.domain.ids import EnvelopeId, short
 from retinue.store.envelopes import envelopes
 from retinue.store.envelopes.reply_threads import HOPS_MAX, SHOWN_MAX, Thread, thread
-from retinue.testing.household import House, Household
+from retinue.testing.local_instance import House, Household
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -21,8 +21,8 @@ from retinue.store.envelopes import envelopes
 from retinue.store.runs import approvals
 from retinue.store.runs.timeline import FACTS_MAX, span
 from retinue.store.runs.why import Why, why
-from retinue.testing.household import House, Household, boss
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import House, Household, boss
 from retinue.testing.scripted_model import Line, calls, says
 
 UTC = ZoneInfo("UTC")

@@ -18,8 +18,8 @@ from retinue.domain.session import OriginKind
 from retinue.domain.tool import ToolResult
 from retinue.policy.tools.tools import Circumstances
 from retinue.store.envelopes.attachment_files import Files
-from retinue.testing.household import House, Household
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import calls, says
 from retinue.tools.base import Tool
 from retinue.tools.channel_tools import React, SendFile

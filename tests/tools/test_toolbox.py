@@ -33,7 +33,7 @@ from retinue.policy.provenance.provenance_text import said
 from retinue.policy.tools.tools import Circumstances
 from retinue.runners import turn_input
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.household import CountedIds
+from retinue.testing.local_instance import CountedIds
 from retinue.text.untrusted_wrapper import is_wrapped, wrap
 from retinue.tools.base import Output, Scene, schema_of
 from retinue.tools.toolbox import Occasion, Toolbox

@@ -9,7 +9,7 @@ import pytest
 
 from retinue.domain.errors import Conflict, Invalid, NotFound, TooLarge
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.household import CountedIds
+from retinue.testing.local_instance import CountedIds
 from retinue.tools.base import ToolFailed
 from retinue.tools.panels import _checked  # pyright: ignore[reportPrivateUsage]
 from retinue.tools.ui_windows import (

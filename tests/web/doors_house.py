@@ -19,7 +19,7 @@ from retinue.connectors.supervisor.poison_messages import to_json
 from retinue.domain.times import to_ms
 from retinue.real import RandomIds, RealClock
 from retinue.store.channels import poison_messages
-from retinue.testing.telegram_place import Json, Room, person
+from retinue.testing.fake_telegram import Json, Room, person
 from retinue.testing.telegram_server import TelegramServer
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
 

@@ -23,7 +23,7 @@ from web.doors_house import DOORS, NOOR, Street, open_street, secrets_in, stumbl
 from web.test_live import begin, settled  # noqa: E402
 from web.test_money import PRICED, serving  # noqa: E402
 
-from retinue.testing.telegram_place import person  # noqa: E402
+from retinue.testing.fake_telegram import person  # noqa: E402
 
 INTO = ROOT / "docs" / "pictures"
 QUALITY = 72

@@ -26,8 +26,8 @@ from pathlib import Path
 import retinue
 from retinue.testing import crash_script as script
 from retinue.testing.crash_client import Client, Closed, Habit, Line, Refused
-from retinue.testing.crash_elsewhere import KEY, KEY_NAME, FarSide
 from retinue.testing.crash_evidence import read_evidence
+from retinue.testing.crash_external_agent import KEY, KEY_NAME, FarSide
 from retinue.testing.crash_log import Answered, Log
 from retinue.testing.crash_verdict import Verdict, judge
 from retinue.testing.failure_context import explained, register_seed
@@ -229,7 +229,7 @@ class Trial:
     async def start(self, crash: str = "") -> Life:
         with self.daemon_log.open("ab") as log:
             environment = self._environment(crash)
-            process = fork_server().start("retinue.testing.crash_daemon", environment=environment, output=log)
+            process = fork_server().start("retinue.testing.crash_server", environment=environment, output=log)
             life = Life(process, self.daemon_log, log.tell(), time.monotonic(), frozenset(self.client.pending.values()))
         self.lives.append(life)
         return life

@@ -25,8 +25,8 @@ from retinue.models.base import Prompt
 from retinue.runners.model_context import as_read
 from retinue.store.ledger import ledger
 from retinue.store.sessions import records, sessions
-from retinue.testing.simulated_house import WITNESSED, Disk, SimulatedHouse, conversation, is_summary
-from retinue.testing.timekeeper import OF_THE_CLOCK, Timekeeper, keep_time
+from retinue.testing.schedule_invariants import OF_THE_CLOCK, Timekeeper, keep_time
+from retinue.testing.simulated_server import WITNESSED, Disk, SimulatedHouse, conversation, is_summary
 from retinue.tools.base import Scene
 
 PROMPT_S = 2.0

@@ -18,10 +18,10 @@ from retinue.engine.lanes import READY_MAX, Slots
 from retinue.models.base import Prompt
 from retinue.runners.context_policy import WRITE_TOOL
 from retinue.testing.scripted_model import Line
-from retinue.testing.simulated_clock import plan
-from retinue.testing.simulated_elsewhere import NAME as ELSEWHERE
-from retinue.testing.simulated_elsewhere import rex
-from retinue.testing.simulated_house import BREAKS_OFF, MODEL, SMALL, SPARE, WINDOWS, is_summary
+from retinue.testing.simulated_external_agent import NAME as ELSEWHERE
+from retinue.testing.simulated_external_agent import rex
+from retinue.testing.simulated_schedules import plan
+from retinue.testing.simulated_server import BREAKS_OFF, MODEL, SMALL, SPARE, WINDOWS, is_summary
 
 TOKENS_PER_CHAR = 2  # the models count more than the house thinks, so that conversations soon fill a small window
 LONG_WORDS = "and so on " * 200

@@ -32,7 +32,7 @@ from retinue.domain.times import MS_MAX, to_ms
 from retinue.testing.failure_context import Description, explained, register_seed
 from retinue.testing.invariants import RULES, Violation
 from retinue.testing.server_description import ServerSource
-from retinue.testing.storm import Notes, Storm
+from retinue.testing.simulation_workload import Notes, Storm
 from retinue.testing.virtual_time import SimulationError, simulate
 
 RUNS = 500

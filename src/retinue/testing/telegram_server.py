@@ -18,8 +18,8 @@ from typing import Any, Self, cast
 
 from aiohttp import BodyPartReader, web
 
-from retinue.testing.ports import HOST, free_port
-from retinue.testing.telegram_place import Json, No, TelegramPlace, Uploaded
+from retinue.testing.fake_telegram import Json, No, TelegramPlace, Uploaded
+from retinue.testing.free_ports import HOST, free_port
 
 TOKEN = "777:AAE-a-token-of-a-bot-that-never-was"
 REQUEST_BYTES_MAX = 64 * 1024 * 1024

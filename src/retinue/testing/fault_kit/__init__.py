@@ -9,7 +9,7 @@ prints a matrix of what holds. In tests: `CASES`, `made` and `hold`.
 
 from __future__ import annotations
 
-from retinue.testing.fault_kit.bench import At, Bench, PlainBench, Trouble
-from retinue.testing.fault_kit.stage import Broken
+from retinue.testing.fault_kit.harness import Broken
+from retinue.testing.fault_kit.peer import At, Bench, PlainBench, Trouble
 
 __all__ = ["At", "Bench", "Broken", "PlainBench", "Trouble"]

@@ -8,9 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from retinue.testing.fault_kit.benches import BENCHES, made
 from retinue.testing.fault_kit.cases import CASES
 from retinue.testing.fault_kit.matrix import Cell, Mark, cell, table, wrong_exemptions
+from retinue.testing.fault_kit.peer_registry import BENCHES, made
 
 
 async def played(benches: list[str], cases: list[str]) -> list[Cell]:

@@ -8,11 +8,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from retinue.testing.fault_kit import killing
-from retinue.testing.fault_kit.bench import Trouble
-from retinue.testing.fault_kit.house import Mishap, Outcome
-from retinue.testing.fault_kit.proxy import Break
-from retinue.testing.fault_kit.stage import Broken, Stage
+from retinue.testing.fault_kit import kill_cases
+from retinue.testing.fault_kit.breaking_proxy import Break
+from retinue.testing.fault_kit.harness import Broken, Stage
+from retinue.testing.fault_kit.kit_server import Mishap, Outcome
+from retinue.testing.fault_kit.peer import Trouble
 
 ROUNDS = 3
 MANY = 20
@@ -300,8 +300,8 @@ CASES: dict[str, Case] = {
         Case("revoked", "the place knows our key no more (401)", _revoked),
         Case("told-twice", "the place tells us everything twice", _repeats),
         Case("told-out-of-order", "the place tells us the later before the earlier", _shuffles),
-        Case("killed-sending", "kill -9 after the place took it, before we hear so", killing.sending),
-        Case("killed-before-commit", "kill -9 with something in our hands", killing.before_commit),
-        Case("killed-after-commit", "kill -9 before what is stored is confirmed", killing.after_commit),
+        Case("killed-sending", "kill -9 after the place took it, before we hear so", kill_cases.sending),
+        Case("killed-before-commit", "kill -9 with something in our hands", kill_cases.before_commit),
+        Case("killed-after-commit", "kill -9 before what is stored is confirmed", kill_cases.after_commit),
     )
 }

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from retinue.testing.fault_kit.bench import Bench
 from retinue.testing.fault_kit.cases import CASES, Case
-from retinue.testing.fault_kit.stage import Broken, staged
+from retinue.testing.fault_kit.harness import Broken, staged
+from retinue.testing.fault_kit.peer import Bench
 
 REASON_LENGTH_MIN = 20  # letters: "n/a" is no reason
 

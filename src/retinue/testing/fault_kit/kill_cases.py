@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from retinue.connectors.base import Incoming
-from retinue.testing.fault_kit.house import Mishap, Outcome, parcel_to
-from retinue.testing.fault_kit.proxy import Break
-from retinue.testing.fault_kit.stage import INSTANCE, Sent, Stage
+from retinue.testing.fault_kit.breaking_proxy import Break
+from retinue.testing.fault_kit.harness import INSTANCE, Sent, Stage
+from retinue.testing.fault_kit.kit_server import Mishap, Outcome, parcel_to
 
 JOURNAL = "journal.jsonl"
 REACHED = "reached"
@@ -68,7 +68,7 @@ def committed_in(folder: Path) -> list[Incoming]:
 
 
 async def _process(stage: Stage, *task: str) -> asyncio.subprocess.Process:
-    module = "retinue.testing.fault_kit.doomed"
+    module = "retinue.testing.fault_kit.kill_target"
     words = (stage.bench.made_by, str(stage.folder), json.dumps(stage.at), *task)
     return await asyncio.create_subprocess_exec(sys.executable, "-m", module, *words)
 

@@ -38,14 +38,14 @@ from retinue.store.core.transaction import Page
 from retinue.store.runs import approvals
 from retinue.store.schedules import schedules
 from retinue.store.sessions import sessions
-from retinue.testing import simulated_clock
-from retinue.testing.household import CountedIds, boss
+from retinue.testing import simulated_schedules
 from retinue.testing.invariants import Judge, keep_watch
+from retinue.testing.local_instance import CountedIds, boss
 from retinue.testing.scripted_model import Line
 from retinue.testing.simulated_cast import LONG_WORDS, PEOPLE, Casting, Correspondence, say, tool_rules
-from retinue.testing.simulated_clock import CHANGES, Timetable
-from retinue.testing.simulated_elsewhere import FarEnd
-from retinue.testing.simulated_house import Disk, Furniture, PowerCut, SimulatedHouse, Unreachable
+from retinue.testing.simulated_external_agent import FarEnd
+from retinue.testing.simulated_schedules import CHANGES, Timetable
+from retinue.testing.simulated_server import Disk, Furniture, PowerCut, SimulatedHouse, Unreachable
 from retinue.testing.virtual_time import SimulationError, VirtualClock, VirtualTimeLoop
 from retinue.tools.base import Scene
 
@@ -172,7 +172,7 @@ class Storm:
 
     async def stop_the_clock(self) -> None:
         """No schedule comes for now, whoever has set it meanwhile."""
-        self._stopped += await simulated_clock.stop_all(self)
+        self._stopped += await simulated_schedules.stop_all(self)
 
     @property
     def busy(self) -> bool:
@@ -215,7 +215,7 @@ class Storm:
     def happen(self) -> None:
         self._quiet = False
         if self._stopped:
-            self._do(simulated_clock.start_again(self, self._stopped))
+            self._do(simulated_schedules.start_again(self, self._stopped))
             self._stopped = []
         what = self.chance.choices(list(self._events), list(self._events.values()))[0]
         self.strikes[what.__name__] += 1
@@ -631,7 +631,7 @@ class Storm:
 
     async def gate(self, house: SimulatedHouse, schedule: Schedule) -> GateSaid:
         self._gates += 1
-        said = await simulated_clock.ask_gate(house, random.Random(f"gate {self.seed} {self._gates}"))
+        said = await simulated_schedules.ask_gate(house, random.Random(f"gate {self.seed} {self._gates}"))
         if said.open:
             self.judge.time.gate_opened(schedule.id)
         return said
@@ -678,7 +678,7 @@ _STORM: dict[_Event, int] = {
     Storm.restart: 6,
     Storm.haunt: 10,
 }
-_STORM.update(simulated_clock.EVENTS)
+_STORM.update(simulated_schedules.EVENTS)
 _WEEKS: dict[_Event, int] = {
     Storm.write: 20,
     Storm.decide: 40,
@@ -687,11 +687,11 @@ _WEEKS: dict[_Event, int] = {
     Storm.close_for_a_while: 3,
     Storm.doze: 6,
     Storm.nudge: 3,
-    simulated_clock.switch_a_schedule: 3,
-    simulated_clock.change_a_schedule: 2,
-    simulated_clock.run_a_schedule: 4,
-    simulated_clock.remind: 4,
-    simulated_clock.add_a_daily_one: 2,
+    simulated_schedules.switch_a_schedule: 3,
+    simulated_schedules.change_a_schedule: 2,
+    simulated_schedules.run_a_schedule: 4,
+    simulated_schedules.remind: 4,
+    simulated_schedules.add_a_daily_one: 2,
 }
 """What happens in a house that nobody storms, every now and then."""
 

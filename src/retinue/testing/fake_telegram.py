@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from retinue.testing.telegram_html import Unparsed, parsed, utf16_length
+from retinue.testing.telegram_html_parser import Unparsed, parsed, utf16_length
 
 TEXT_MAX = 4096
 CAPTION_MAX = 1024

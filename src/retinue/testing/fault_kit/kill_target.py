@@ -1,4 +1,4 @@
-"""The process that `killing` kills: `python -m retinue.testing.fault_kit.doomed BENCH FOLDER AT TASK...`."""
+"""The process that `killing` kills: `python -m retinue.testing.fault_kit.kill_target BENCH FOLDER AT TASK...`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from retinue.connectors.base import Connector, Incoming
 from retinue.domain.envelope import Receipt
-from retinue.testing.fault_kit.benches import made
-from retinue.testing.fault_kit.house import House, Mishap, parcel_to
-from retinue.testing.fault_kit.killing import JOURNAL, REACHED
-from retinue.testing.fault_kit.stage import INSTANCE, surroundings_in
+from retinue.testing.fault_kit.harness import INSTANCE, surroundings_in
+from retinue.testing.fault_kit.kill_cases import JOURNAL, REACHED
+from retinue.testing.fault_kit.kit_server import House, Mishap, parcel_to
+from retinue.testing.fault_kit.peer_registry import made
 
 LONG_S = 300.0  # by then whoever was to kill us is dead themselves
 

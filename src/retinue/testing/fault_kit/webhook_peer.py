@@ -15,9 +15,9 @@ from retinue.connectors.base import Connector, Surroundings
 from retinue.connectors.webhook import KIND, WebhookSettings
 from retinue.connectors.webhook.settings import Proof
 from retinue.connectors.webhook.webhook_signature import Unproved, proved
-from retinue.testing.fault_kit.bench import At, PlainBench, Trouble
-from retinue.testing.fault_kit.house import HastyClock
-from retinue.testing.ports import HOST, free_port
+from retinue.testing.fault_kit.kit_server import HastyClock
+from retinue.testing.fault_kit.peer import At, PlainBench, Trouble
+from retinue.testing.free_ports import HOST, free_port
 
 if TYPE_CHECKING:
     from aiohttp import web

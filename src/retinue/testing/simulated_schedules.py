@@ -20,8 +20,8 @@ from retinue.domain.principal import Principal
 from retinue.domain.schedule import Cron, Every, Gate, GateSaid, Kind, Missed, Once, Place, Schedule, When
 from retinue.domain.trust import Trust
 from retinue.schedules.schedule_files import FOLDER
-from retinue.testing.household import boss
-from retinue.testing.simulated_house import Disk, SimulatedHouse
+from retinue.testing.local_instance import boss
+from retinue.testing.simulated_server import Disk, SimulatedHouse
 from retinue.testing.virtual_time import VirtualClock
 
 SCHEDULES = 40

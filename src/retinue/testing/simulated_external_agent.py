@@ -32,7 +32,7 @@ from retinue.tools.web.url_guard import Guard, WebFailed
 if TYPE_CHECKING:
     import sqlite3
 
-    from retinue.testing.simulated_house import SimulatedHouse
+    from retinue.testing.simulated_server import SimulatedHouse
 
 NAME = "rex"
 BASE = "http://house.example"
@@ -279,7 +279,7 @@ class FarEnd:
 
     async def _try(self, house: SimulatedHouse, said: Said, chance: random.Random) -> bool:
         """Whether the house has answered. It may go down before it does, and then nobody knows what it kept."""
-        from retinue.testing.simulated_house import Unreachable
+        from retinue.testing.simulated_server import Unreachable
 
         body = said.text.encode()
         key = _KEY if chance.random() < 0.95 else "another key"

@@ -1,6 +1,6 @@
 """The house under test: the real daemon, with a model by rule, and tools and rooms that leave marks outside.
 
-`python -m retinue.testing.crash_daemon`, with RETINUE_TEST=1, RETINUE_TEST_OUTSIDE naming the folder for the marks, and
+`python -m retinue.testing.crash_server`, with RETINUE_TEST=1, RETINUE_TEST_OUTSIDE naming the folder for the marks, and
 RETINUE_TEST_ELSEWHERE the address of the agent who does not work here.
 RETINUE_TEST_CRASH=point:n ends it at a crash point; RETINUE_TEST_BUG plants a bug that the verdict must catch.
 """
@@ -34,8 +34,8 @@ from retinue.real import RandomIds, RealClock, faults_from
 from retinue.testing import crash_script as script
 from retinue.testing.crash_bugs import BUGS
 from retinue.testing.crash_client import APPROVAL_WAIT_S
-from retinue.testing.crash_elsewhere import KEY_NAME, WAIT_S
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.crash_external_agent import KEY_NAME, WAIT_S
+from retinue.testing.fake_connector import QuietConnector
 from retinue.testing.scripted_model import ScriptedModel
 from retinue.testing.tools import AppendLine
 from retinue.tools.base import Scene

@@ -15,9 +15,9 @@ from retinue.connectors.email import KIND
 from retinue.connectors.email.email_addresses import digest
 from retinue.connectors.email.settings import MailSettings, Security
 from retinue.real import RealClock
-from retinue.testing.fault_kit.bench import At, PlainBench, Trouble
-from retinue.testing.fault_kit.stage import SHELF
-from retinue.testing.mail_office import AUTHSERV, HOUSE, Office, running_office
+from retinue.testing.email_servers import AUTHSERV, HOUSE, Office, running_office
+from retinue.testing.fault_kit.harness import SHELF
+from retinue.testing.fault_kit.peer import At, PlainBench, Trouble
 from retinue.testing.waiting import wait_until
 
 PASSWORD = "secret-house"

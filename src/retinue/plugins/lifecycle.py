@@ -20,7 +20,7 @@ from retinue.domain.ports import Clock
 from retinue.operations.base import Operation
 from retinue.operations.plugin.plugins import Guest, GuestState
 from retinue.plugins.base import Host, Plugin, PluginFailed, Scene, Section
-from retinue.plugins.loading import (
+from retinue.plugins.discovery import (
     LOAD_S,
     UNLOAD_S,
     Find,

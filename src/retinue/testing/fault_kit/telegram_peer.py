@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from retinue.connectors.base import Connector, Surroundings
 from retinue.connectors.telegram import KIND, TelegramSettings
-from retinue.testing.fault_kit.bench import At, PlainBench, Trouble
-from retinue.testing.telegram_place import Json
+from retinue.testing.fake_telegram import Json
+from retinue.testing.fault_kit.peer import At, PlainBench, Trouble
 from retinue.testing.telegram_server import TOKEN, Fault, TelegramServer, throttled
 
 GROUP = -1001

@@ -12,8 +12,8 @@ from retinue.connectors.base import Connector, Surroundings
 from retinue.connectors.irc import KIND
 from retinue.connectors.irc.connector import IrcConnector
 from retinue.connectors.irc.settings import IrcSettings
-from retinue.testing.fault_kit.bench import At, PlainBench, Trouble
-from retinue.testing.ports import HOST, free_port
+from retinue.testing.fault_kit.peer import At, PlainBench, Trouble
+from retinue.testing.free_ports import HOST, free_port
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 
 NICK = "house"

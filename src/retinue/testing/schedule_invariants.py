@@ -1,6 +1,6 @@
 """Accounts for every slot of every schedule, for the judge of a simulation.
 
-When a schedule comes is worked out by `retinue.testing.almanac`. What the house makes of it is seen row by row, as its
+When a schedule comes is worked out by `retinue.testing.schedule_oracle`. What the house makes of it is seen row by row, as its
 commits change them: which occurrences it makes, lets go, skips and takes back. Between the two nothing may be left
 over: each slot of the time in which a schedule was enabled is an occurrence that ran once, or a skip that says why;
 and no occurrence is anything but a slot.
@@ -22,8 +22,8 @@ from retinue.domain.ids import short
 from retinue.domain.schedule import HISTORY_MAX, LATE_S_MAX, SKIPS_COUNTED_MAX, Once, Schedule
 from retinue.domain.times import from_ms, to_ms
 from retinue.store.schedules.schedules import GONE, IS_OVER, NEVER
-from retinue.testing.almanac import slots_between
-from retinue.testing.simulated_house import Disk, SimulatedHouse
+from retinue.testing.schedule_oracle import slots_between
+from retinue.testing.simulated_server import Disk, SimulatedHouse
 
 LATE_MS_MAX = (LATE_S_MAX + 1) * 1000
 SET_BY_SOMEONE = frozenset({"setup", "schedule", "staff"})

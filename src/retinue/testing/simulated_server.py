@@ -56,10 +56,10 @@ from retinue.store.core.transaction import Page
 from retinue.store.envelopes.attachment_files import Files
 from retinue.store.people import people
 from retinue.store.schedules import schedules
+from retinue.testing.loop_factory import Thinking
 from retinue.testing.scripted_model import Line, ScriptedModel
-from retinue.testing.simulated_elsewhere import BASE, ENVIRONMENT, FarEnd, Wire
+from retinue.testing.simulated_external_agent import BASE, ENVIRONMENT, FarEnd, Wire
 from retinue.testing.simulated_jobs import StartJob
-from retinue.testing.thinking import Thinking
 from retinue.testing.tools import AppendLineArguments
 from retinue.testing.virtual_time import VirtualClock
 from retinue.tools.base import Scene, Tool, schema_of

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from email.message import EmailMessage
 from pathlib import Path
 
-from retinue.testing.ports import free_port
+from retinue.testing.free_ports import free_port
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until, wait_until_sync
 
 PROGRAMS = {"dovecot": "dovecot-imapd", "exim4": "exim4-daemon-light"}

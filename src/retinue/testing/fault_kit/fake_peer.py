@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from retinue.connectors.base import Accept, Connector, Delivery, Parcel, Surroundings
-from retinue.testing.fault_kit.bench import At, PlainBench, Trouble
-from retinue.testing.fault_kit.house import HastyClock
-from retinue.testing.quiet_connector import QuietConnector
+from retinue.testing.fake_connector import QuietConnector
+from retinue.testing.fault_kit.kit_server import HastyClock
+from retinue.testing.fault_kit.peer import At, PlainBench, Trouble
 
 _NO_LINE = "it stands in the memory of the house itself, so there is no line that could break"
 _NO_PROCESS = "it stands in the memory of the house itself, and would be killed with it; the crash tours do that"

@@ -8,8 +8,8 @@ import struct
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from retinue.testing.fault_kit.bench import At
-from retinue.testing.ports import HOST, free_port
+from retinue.testing.fault_kit.peer import At
+from retinue.testing.free_ports import HOST, free_port
 
 CHUNK_BYTES = 65_536
 DRIP_BYTES = 13

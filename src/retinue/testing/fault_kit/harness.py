@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from retinue.connectors.base import Connector, Incoming, Surroundings
 from retinue.real import new_chance
-from retinue.testing.fault_kit.bench import At, Bench
-from retinue.testing.fault_kit.house import FileShelf, HastyClock, House, Outcome, parcel_to
-from retinue.testing.fault_kit.proxy import Break, Proxy
+from retinue.testing.fault_kit.breaking_proxy import Break, Proxy
+from retinue.testing.fault_kit.kit_server import FileShelf, HastyClock, House, Outcome, parcel_to
+from retinue.testing.fault_kit.peer import At, Bench
 from retinue.testing.loop_time import skip_loop_time
 from retinue.testing.waiting import POLL_S, WAIT_LIMIT_S, wait_until
 

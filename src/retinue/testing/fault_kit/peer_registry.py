@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import cast
 
-from retinue.testing.fault_kit.bench import Bench
+from retinue.testing.fault_kit.peer import Bench
 
 BENCHES: dict[str, str] = {
-    "quiet": "retinue.testing.fault_kit.quiet:QuietBench",
-    "quiet-forgetful": "retinue.testing.fault_kit.quiet:ForgetfulBench",
-    "irc": "retinue.testing.fault_kit.irc:IrcBench",
-    "email": "retinue.testing.fault_kit.mail:MailBench",
-    "telegram": "retinue.testing.fault_kit.telegram:TelegramBench",
-    "webhook": "retinue.testing.fault_kit.webhook:WebhookBench",
+    "quiet": "retinue.testing.fault_kit.fake_peer:QuietBench",
+    "quiet-forgetful": "retinue.testing.fault_kit.fake_peer:ForgetfulBench",
+    "irc": "retinue.testing.fault_kit.irc_peer:IrcBench",
+    "email": "retinue.testing.fault_kit.email_peer:MailBench",
+    "telegram": "retinue.testing.fault_kit.telegram_peer:TelegramBench",
+    "webhook": "retinue.testing.fault_kit.webhook_peer:WebhookBench",
 }
 
 

@@ -69,13 +69,13 @@ from retinue.store.envelopes import envelopes
 from retinue.store.envelopes.attachment_files import Files
 from retinue.store.people import people
 from retinue.store.sessions import records, sessions
+from retinue.testing.allow_all import OpenDoor
 from retinue.testing.empty_store import place_empty_store
 from retinue.testing.failure_context import explained
 from retinue.testing.fake_clock import FakeClock
-from retinue.testing.open_door import OpenDoor
+from retinue.testing.loop_factory import Thinking
 from retinue.testing.scripted_model import ScriptedModel
 from retinue.testing.server_description import ServerSource
-from retinue.testing.thinking import Thinking
 from retinue.testing.tools import AppendLine
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until
 from retinue.tools.base import Tool
