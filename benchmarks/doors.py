@@ -24,6 +24,7 @@ import sqlalchemy as sa
 from benchmarks import floor
 from benchmarks.measure import Figure, cpu_s, rss_mb
 from benchmarks.processes import house, mock
+from retinue.app.clock_and_ids import RandomIds, RealClock
 from retinue.config.access import DoorSettings
 from retinue.connectors.base import Incoming, Speaker
 from retinue.domain.access import DmPolicy, Identity
@@ -34,7 +35,6 @@ from retinue.intake.accept import Inbox
 from retinue.intake.access_control import Doorkeeper
 from retinue.intake.connector_intake import Doorway
 from retinue.intake.unknown_senders import REFUSALS_MAX
-from retinue.real import RandomIds, RealClock
 from retinue.store.agents import agents
 from retinue.store.channels import bindings, identities
 from retinue.store.core.connection import Store

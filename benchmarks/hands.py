@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.measure import Figure, median
+from retinue.app.clock_and_ids import RandomIds, RealClock
 from retinue.config.provenance import OriginSettings
 from retinue.domain.address import person
 from retinue.domain.agent import Agent, ToolRules
@@ -27,7 +28,6 @@ from retinue.domain.trust import Trust
 from retinue.engine.journal import Answers
 from retinue.policy.provenance.provenance_rules import OriginPolicy, house_policy
 from retinue.policy.tools.tools import Circumstances
-from retinue.real import RandomIds, RealClock
 from retinue.store.core.open_store import open_store
 from retinue.store.envelopes.attachment_files import Files
 from retinue.testing.tools import AppendLine

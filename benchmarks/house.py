@@ -16,18 +16,18 @@ import msgspec
 from benchmarks.core_model import WINDOW_TOKENS, CoreModel
 from benchmarks.mock import TOOL
 from benchmarks.staff_model import HELPER, StaffModel
+from retinue.app.clock_and_ids import RandomIds, RealClock
+from retinue.app.logs import set_up_logs
+from retinue.app.server import Parts, run
 from retinue.config import Settings
 from retinue.config.connectors import ConnectorSettings
 from retinue.config.models import Context, Models, ModelSettings, ProviderSettings, WireFormat
 from retinue.config.secret import Secret
 from retinue.config.settings import Limits, Listen
 from retinue.connectors.telegram.settings import TelegramSettings
-from retinue.daemon import Parts, run
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.tool import ToolSpec
 from retinue.engine.lanes import Slots
-from retinue.logs import set_up_logs
-from retinue.real import RandomIds, RealClock
 from retinue.store.core.connection import NO_FAULTS
 from retinue.tools.base import Scene, schema_of
 

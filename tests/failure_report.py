@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from retinue.logs import LogLine
+from retinue.app.logs import LogLine
 from retinue.testing import failure_context
 from retinue.testing.failure_context import PAGE, SERVER_LOG, TROUBLE, WHY, Description, Subject, last_lines
 

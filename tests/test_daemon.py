@@ -16,9 +16,9 @@ import pytest
 import sqlalchemy as sa
 from cli.house_process import environment as house_environment
 
+from retinue.app.logs import log_file
 from retinue.cli import client
 from retinue.cli.errors import HouseClosed
-from retinue.logs import log_file
 from retinue.store.core.server_lock import LOCK_CLASS, SERVER
 from retinue.testing.failure_context import register
 from retinue.testing.fork_server import ForkedProcess, fork_server
@@ -70,7 +70,7 @@ class Daemon:
         path = self.home.with_name(f"{self.home.name}-{len(self._started)}.txt")
         with path.open("wb") as output:
             process = fork_server().start(
-                "retinue.daemon", environment=house_environment(self.home, **environment), output=output
+                "retinue.app.server", environment=house_environment(self.home, **environment), output=output
             )
         self._started.append(Started(process, path))
         return self._started[-1]

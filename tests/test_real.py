@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 
-from retinue.real import IDS_DRAWN, RandomIds
+from retinue.app.clock_and_ids import IDS_DRAWN, RandomIds
 
 
 def test_no_id_is_given_twice_to_whomever_and_each_is_32_hex_digits() -> None:

@@ -110,7 +110,7 @@ def test_it_is_known_which_sections_a_template_has_made_use_of() -> None:
 
 def test_a_house_without_templates_does_not_load_what_reads_them() -> None:
     """A tenth of a second of its start, and megabytes, for what most houses do not have."""
-    script = "import sys, retinue.daemon; print('jinja2' in sys.modules)"
+    script = "import sys, retinue.app.server; print('jinja2' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "False"
 

@@ -288,7 +288,7 @@ def test_a_port_that_is_taken_is_told_with_what_to_do(tmp_path: Path) -> None:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
         for listen, code in ((taken, "listen.port-taken"), ("0.0.0.0:0", "listen.exposed"), ("what", "listen.invalid")):
             done = subprocess.run(
-                [sys.executable, "-m", "retinue.daemon"],
+                [sys.executable, "-m", "retinue.app.server"],
                 env=environment(tmp_path / "home", RETINUE_LISTEN=listen),
                 capture_output=True,
                 text=True,

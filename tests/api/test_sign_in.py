@@ -54,7 +54,7 @@ def test_a_browser_signs_in_with_a_code_once(rim: Rim) -> None:
 
 def test_whoever_opens_the_house_in_a_terminal_is_shown_an_address_that_signs_them_in(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "retinue.daemon"]
+    command = [sys.executable, "-m", "retinue.app.server"]
     process = subprocess.Popen(command, env=environment(tmp_path / "home"), stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""

@@ -30,7 +30,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 
 class HouseProcess:
-    """`python -m retinue.daemon`, which can be killed like any process, and opened again."""
+    """`python -m retinue.app.server`, which can be killed like any process, and opened again."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -49,7 +49,7 @@ class HouseProcess:
         self._subject = self._subject or register(ServerSource(database=self.home / "house.db", log=self.log))
         with self.log.open("ab") as log:
             self._process = fork_server().start(
-                "retinue.daemon", environment=environment(self.home, **crash), output=log
+                "retinue.app.server", environment=environment(self.home, **crash), output=log
             )
         wait_until_sync(lambda: self._answers() or self._process_has_ended(), f"the house opens: see {log.name}")
         assert not self._process_has_ended(), f"the house did not open: see {log.name}"

@@ -336,7 +336,7 @@ def test_a_house_does_not_open_with_an_unknown_key_and_says_where_it_is(home: Ho
     home.write("[house.listen]\nprot = 1\n")
     environment = {**os.environ, **home.environment}
     opened = subprocess.run(
-        [sys.executable, "-m", "retinue.daemon"],
+        [sys.executable, "-m", "retinue.app.server"],
         env=environment,
         capture_output=True,
         text=True,
@@ -424,7 +424,7 @@ def test_an_unknown_key_keeps_the_house_closed_while_one_can_still_look_into_it(
             check=False,
         )
 
-    opened = run("retinue.daemon")
+    opened = run("retinue.app.server")
     assert opened.returncode == 1
     assert f"house.listen.prot is not a setting ({file}, line 2)" in opened.stderr
     looked = run("retinue.cli.main", "ledger")

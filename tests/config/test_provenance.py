@@ -193,7 +193,7 @@ def test_a_wrong_rule_keeps_the_server_from_starting_and_doctor_says_so(tmp_path
             check=False,
         )
 
-    opened = run("retinue.daemon")
+    opened = run("retinue.app.server")
     assert opened.returncode == 1
     assert f"origin.source[0].trust is 'trusted', and there is no such choice ({file}, line 3)" in opened.stderr
     looked = run("retinue.cli.main", "doctor")

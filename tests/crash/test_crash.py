@@ -217,7 +217,7 @@ async def test_the_verdict_catches_a_house_whose_workers_write_under_an_outdated
 
 
 def test_a_crash_point_is_refused_where_this_is_not_a_test(tmp_path: Path) -> None:
-    refused = run("retinue.daemon", tmp_path, RETINUE_TEST_CRASH="finish.after-commit:1")
+    refused = run("retinue.app.server", tmp_path, RETINUE_TEST_CRASH="finish.after-commit:1")
     assert refused.returncode == 1
     assert "RETINUE_TEST_CRASH is set, but this is not a test [config.test-only]" in refused.stderr
     assert "try: unset RETINUE_TEST_CRASH" in refused.stderr

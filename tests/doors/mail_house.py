@@ -12,6 +12,7 @@ from email.utils import format_datetime
 from pathlib import Path
 from random import Random
 
+from retinue.app.clock_and_ids import RealClock
 from retinue.connectors.base import Accept, Incoming, Parcel, Surroundings
 from retinue.connectors.email.connector import MailConnector
 from retinue.connectors.email.settings import MailSettings, Security
@@ -21,7 +22,6 @@ from retinue.domain.envelope import NO_CONTEXT, Envelope, Kind, Receipt, Status
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Clock
 from retinue.domain.trust import Trust
-from retinue.real import RealClock
 from retinue.testing.email_servers import AUTHSERV, HOUSE, MARIA, Office
 from retinue.testing.waiting import WAIT_LIMIT_S
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from retinue.app.clock_and_ids import RealClock
 from retinue.connectors.base import Button, Incoming, LineLost, Parcel, Surroundings
 from retinue.connectors.telegram import KIND, TelegramSettings
 from retinue.connectors.telegram.connector import TelegramConnector
@@ -22,7 +23,6 @@ from retinue.domain.errors import StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.ports import Clock
 from retinue.domain.trust import Trust
-from retinue.real import RealClock
 from retinue.testing.telegram_server import TOKEN, TelegramServer
 from retinue.testing.waiting import wait_until
 

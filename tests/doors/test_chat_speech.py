@@ -14,11 +14,11 @@ import pytest
 from desk.desk_house import person
 from street import Street, kept, said
 
+from retinue.app.server import House as WholeHouse
+from retinue.app.server import default_parts, open_house
 from retinue.config import load
 from retinue.config.speech import SpeechCommand, SpeechMode, SpeechSettings
 from retinue.connectors.base import Abilities, OfferedFile
-from retinue.daemon import House as WholeHouse
-from retinue.daemon import default_parts, open_house
 from retinue.domain.access import DmPolicy, Identity
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Envelope

@@ -12,12 +12,12 @@ from doors.telegram_house import until
 from flows.asking import asking_household, does, line, open_question, state_of, witness
 from street import Street
 
+from retinue.app.clock_and_ids import RealClock
 from retinue.config.connectors import ConnectorSettings
 from retinue.connectors.telegram import TelegramSettings
 from retinue.domain.access import DmPolicy, Identity
 from retinue.engine.button_presses import MEANS_NOTHING, NOT_YOURS
 from retinue.intake.access_control import Doorkeeper
-from retinue.real import RealClock
 from retinue.store.channels import identities
 from retinue.testing.fake_telegram import MARIA
 from retinue.testing.local_instance import Household

@@ -15,6 +15,7 @@ from doors.telegram_house import until
 from doors.webhook_house import hook_house, webhook
 from street import Street, link, rows, said
 
+from retinue.app.clock_and_ids import RealClock
 from retinue.config.access import DoorSettings
 from retinue.config.connectors import ConnectorSettings
 from retinue.connectors.base import Heard, Incoming, Quoted
@@ -30,7 +31,6 @@ from retinue.intake.access_control import Doorkeeper, Keeper
 from retinue.intake.log_throttle import LINES_PER_MINUTE
 from retinue.intake.unknown_senders import REFUSALS_MAX
 from retinue.outbox.outbound_access import Reach
-from retinue.real import RealClock
 from retinue.store.core.connection import Store
 from retinue.testing.fake_telegram import person
 from retinue.testing.local_instance import House, Household

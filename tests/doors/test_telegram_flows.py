@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from doors.telegram_house import until
 
+from retinue.app.clock_and_ids import RealClock
 from retinue.config.connectors import ConnectorSettings
 from retinue.connectors.telegram import TelegramSettings
 from retinue.domain.attachment import Attachment
 from retinue.domain.envelope import Envelope, Kind, Outcome
-from retinue.real import RealClock
 from retinue.store.core.tables import envelopes as envelope_table
 from retinue.store.envelopes import envelopes
 from retinue.store.envelopes.attachment_files import Files

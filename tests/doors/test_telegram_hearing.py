@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from doors.telegram_house import LIMIT_S, House, bot, listening
 
+from retinue.app.clock_and_ids import RealClock
 from retinue.connectors.base import Heard, Incoming, OfferedFile
 from retinue.connectors.telegram.connector import FileNotFetched, TelegramConnector
 from retinue.domain.session_keys import ChatType
-from retinue.real import RealClock
 from retinue.testing.fake_telegram import DOWNLOAD_BYTES_MAX, MARIA, person
 from retinue.testing.loop_time import skipping_loop_time
 from retinue.testing.telegram_server import Fault, TelegramServer

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from doors.telegram_house import LIMIT_S, MOMENT, House, Words, bot, listening, until
 
+from retinue.app.clock_and_ids import RealClock
 from retinue.connectors.base import Heard, Incoming, LineLost
 from retinue.connectors.telegram.connector import TelegramConnector
 from retinue.connectors.telegram.errors import CONFLICT_JITTER, CONFLICT_S_MAX
 from retinue.connectors.telegram.poll_offset import DAMAGED_KEY, GOOD_FOR, KEY, Offset, parse
 from retinue.domain.envelope import Receipt
 from retinue.domain.errors import StoreError
-from retinue.real import RealClock
 from retinue.testing.loop_time import skipping_loop_time
 from retinue.testing.telegram_server import Fault, TelegramServer, throttled
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from retinue.app.clock_and_ids import RealClock, new_chance
 from retinue.config import load
 from retinue.config.speech import SpeechMode
 from retinue.connectors.base import Surroundings
 from retinue.connectors.webhook import KIND
 from retinue.connectors.webhook.settings import HookMapping, Proof, WebhookSettings
 from retinue.domain.errors import Invalid, RetinueError
-from retinue.real import RealClock, new_chance
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 

@@ -23,19 +23,19 @@ from retinue.api.app import build
 from retinue.api.connection_limits import Gate, server_config
 from retinue.api.host_check import Door
 from retinue.api.uvicorn_server import Server
+from retinue.app.clock_and_ids import RealClock
+from retinue.app.server import default_parts, open_house
 from retinue.config import load
 from retinue.connectors.base import Connector, Surroundings
 from retinue.connectors.webhook import KIND
 from retinue.connectors.webhook.connector import WebhookConnector
 from retinue.connectors.webhook.settings import WebhookSettings
 from retinue.connectors.webhook.webhook_signature import sign
-from retinue.daemon import default_parts, open_house
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid
 from retinue.domain.ports import Clock
 from retinue.domain.structs import replace
 from retinue.intake.inbound_webhooks import Requests
-from retinue.real import RealClock
 from retinue.testing.empty_store import place_empty_store
 from retinue.testing.failure_context import explained
 from retinue.testing.scripted_model import ScriptedModel

@@ -15,13 +15,13 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-from retinue import daemon
+from retinue.app import server
+from retinue.app.clock_and_ids import RandomIds, RealClock
+from retinue.app.logs import set_up_logs
 from retinue.config import from_environment
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.record import UserTurn
-from retinue.logs import set_up_logs
 from retinue.models.base import Prompt
-from retinue.real import RandomIds, RealClock
 from retinue.store.core.connection import NO_FAULTS
 from retinue.testing.fake_connector import QuietConnector
 from retinue.testing.scripted_model import Line, ScriptedModel
@@ -69,10 +69,10 @@ def main() -> int:
     clock = RealClock()
     model = ScriptedModel(clock, rule=Script(Path(os.environ["RETINUE_TEST_SCRIPT"])))
     connectors = [QuietConnector(clock, instance="quiet")]
-    parts = daemon.Parts(
+    parts = server.Parts(
         clock=clock, ids=RandomIds(), faults=NO_FAULTS, models=[model], staff=STAFF, connectors=connectors
     )
-    daemon.run(from_environment(os.environ), parts, announce=False)
+    server.run(from_environment(os.environ), parts, announce=False)
     return 0
 
 

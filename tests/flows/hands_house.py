@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 from desk.desk_house import person
 
+from retinue.app.server import House, default_parts, open_house
 from retinue.config import Configuration, Settings, load
 from retinue.config.tools import OutsideLists
 from retinue.connectors.base import Connector
-from retinue.daemon import House, default_parts, open_house
 from retinue.domain import address
 from retinue.domain.agent import Agent
 from retinue.domain.approval import Approval

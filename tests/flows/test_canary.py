@@ -27,15 +27,15 @@ from desk.desk_house import person
 from tools.mcp_stand_ins import small
 from tools.web_stand_ins import Reply, site
 
-from retinue import daemon
+from retinue.app import server as app_server
+from retinue.app.logs import LogLine, set_masks
+from retinue.app.server import House, default_parts, open_house
 from retinue.config import load
 from retinue.connectors.redacted_connector import Masked
-from retinue.daemon import House, default_parts, open_house
 from retinue.domain.agent import Agent
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
-from retinue.logs import LogLine, set_masks
 from retinue.models.base import Prompt
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
@@ -246,7 +246,7 @@ async def opened(made: Ground, model: ScriptedModel, *, sandbox: str, masked: bo
     try:
         with pytest.MonkeyPatch.context() as patch:
             if not masked:
-                patch.setattr(daemon, "refresh_masks", _learn_nothing)
+                patch.setattr(app_server, "refresh_masks", _learn_nothing)
             async with open_house(configuration.settings, parts) as house:
                 with explained(ServerSource(database=made.home / "house.db")):
                     await _approve_kitchen(made, house)

@@ -15,6 +15,7 @@ from flows.far_side import far_side, house_with
 from flows.hands_house import ADA, BO, HandsHouse, Visit, hands_house
 from flows.staff_house import let_in, letters
 
+from retinue.app.clock_and_ids import RealClock
 from retinue.domain.agent import Agent, DelegationRules, PermissionLevel, SubagentRules, ToolRules
 from retinue.domain.envelope import Context, Kind
 from retinue.domain.person import Role
@@ -24,7 +25,6 @@ from retinue.domain.structs import replace
 from retinue.domain.tool import ToolResult
 from retinue.domain.trust import Trust
 from retinue.models.base import Prompt
-from retinue.real import RealClock
 from retinue.testing.fake_connector import QuietConnector
 from retinue.testing.scripted_model import Line, calls, says
 

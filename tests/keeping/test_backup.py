@@ -20,13 +20,13 @@ import pytest
 import sqlalchemy as sa
 from desk.desk_house import DeskHouse, agent, desk_house, person
 
+from retinue.app.instance_files import instance_lock
+from retinue.app.restore import restore
 from retinue.config import Settings
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Busy, Conflict, Invalid, NotAllowed, StoreError
 from retinue.domain.times import to_ms, zone
 from retinue.operations.server.doctor_registry import Scene, examine
-from retinue.premises import instance_lock
-from retinue.restore import restore
 from retinue.store.core.backup import MANIFEST, STORE, UNDER_WAY, opened, verify
 from retinue.store.envelopes.attachment_files import Files
 from retinue.store.ledger import ledger
@@ -241,7 +241,7 @@ async def test_an_open_house_is_not_restored(household: Household) -> None:
 
 def typed(folder: Path, *, home: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RETINUE_HOME": str(home)}
-    command = [sys.executable, "-m", "retinue.restore", str(folder)]
+    command = [sys.executable, "-m", "retinue.app.restore", str(folder)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 

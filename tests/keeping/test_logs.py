@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retinue.app.clock_and_ids import new_token
+from retinue.app.instance_files import owner_token
+from retinue.app.logs import MASK, LogLine, log_file, masked, set_level, set_up_logs
 from retinue.config.settings import LogLevel, Logs
-from retinue.logs import MASK, LogLine, log_file, masked, set_level, set_up_logs
-from retinue.premises import owner_token
-from retinue.real import new_token
 
 OURS = "Zk3_q9vXw2-LmN8bT5rYc1Hs7DfGj4KpQ0aUeRiVoBx"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEAx\nq7Zc8s\n-----END RSA PRIVATE KEY-----"

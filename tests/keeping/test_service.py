@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from retinue.app.systemd_unit import installation, unit, units_folder
 from retinue.domain.errors import Invalid
-from retinue.service import installation, unit, units_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,13 +33,15 @@ def test_odd_paths_are_written_as_systemd_reads_them() -> None:
 def test_one_is_told_what_to_type() -> None:
     found = installation(
         command=("python", "-m", "retinue", "run"),
-        printed_by=("python", "-m", "retinue.service"),
+        printed_by=("python", "-m", "retinue.app.systemd_unit"),
         home=Path("/home/maria/.retinue"),
         units=Path("/home/maria/my config/systemd/user"),
         drain_s=10,
     )
     assert found.path == Path("/home/maria/my config/systemd/user/retinue.service")
-    assert found.commands[1] == "python -m retinue.service > '/home/maria/my config/systemd/user/retinue.service'"
+    assert (
+        found.commands[1] == "python -m retinue.app.systemd_unit > '/home/maria/my config/systemd/user/retinue.service'"
+    )
     assert found.commands[-2:] == ("systemctl --user enable --now retinue", "loginctl enable-linger")
 
 
@@ -50,7 +52,7 @@ def test_the_folder_of_units_is_where_systemd_looks() -> None:
 
 def test_typed_it_prints_the_unit_alone_and_says_the_rest_beside_it(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "retinue.service"],
+        [sys.executable, "-m", "retinue.app.systemd_unit"],
         env={**os.environ, "RETINUE_HOME": str(tmp_path)},
         capture_output=True,
         text=True,

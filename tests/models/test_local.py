@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import pytest
 from models.replay import hear, linked, prompt_of
 
+from retinue.app.clock_and_ids import RandomIds, RealClock
 from retinue.domain.model import FREE, Failure, ModelFailed, ModelRef
 from retinue.domain.ports import Clock
 from retinue.domain.record import Reply, Stop, ToolResult, Usage, UserTurn
@@ -26,7 +27,6 @@ from retinue.models.local_process import COMMAND, reason
 from retinue.models.local_server import Order, read_ahead
 from retinue.models.local_weights import Weights, bundled, facts_of
 from retinue.models.provider_http import HttpModel
-from retinue.real import RandomIds, RealClock
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.waiting import wait_until
 
@@ -529,7 +529,7 @@ from retinue.models.base import WireCache
 from retinue.models.provider_http import Link
 from retinue.models.local_model import Local
 from retinue.models.local_weights import Weights
-from retinue.real import RandomIds, RealClock
+from retinue.app.clock_and_ids import RandomIds, RealClock
 
 async def main():
     model = Local(

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from desk.desk_house import person
 
+from retinue.app.server import House, default_parts, open_house
 from retinue.config import from_environment
 from retinue.config.settings import Mirror
-from retinue.daemon import House, default_parts, open_house
 from retinue.domain.errors import NotFound
 from retinue.domain.structs import replace
 from retinue.operations.base import perform

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retinue.app.logs import LogLine, masked, set_masks
 from retinue.domain.errors import Invalid
-from retinue.logs import LogLine, masked, set_masks
 from retinue.text.redaction import (
     FORMS_CHARS_MAX,
     SECRET_CHARS_MAX,

@@ -24,7 +24,7 @@ def hide(news):
     return news
 
 
-command = ["-m", "retinue.service"], "retinue.service", "retinue.store.core.events.read"
+command = ["-m", "retinue.app.systemd_unit"], "retinue.service", "retinue.store.core.events.read"
 '''
 AFTER = '''\
 """Reads `store/core/events`, as src/retinue/store/core/events.py has it; not its news."""

@@ -470,7 +470,7 @@ async def test_an_export_is_checked_by_a_script_that_knows_nothing_of_the_house(
 
 
 async def test_an_anchor_is_taken_each_hour_and_the_log_has_it_too(household: Household, tmp_path: Path) -> None:
-    from retinue.logs import set_up_logs
+    from retinue.app.logs import set_up_logs
 
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level

@@ -17,12 +17,12 @@ from typing import Any
 
 import uvicorn
 
+from retinue.app.clock_and_ids import RandomIds, RealClock
 from retinue.config.mcp import McpServer
 from retinue.domain.agent import Agent
 from retinue.domain.ids import RunId, SessionId
 from retinue.domain.permission import Rights
 from retinue.domain.ports import Clock
-from retinue.real import RandomIds, RealClock
 from retinue.sandbox.base import Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.host import Host

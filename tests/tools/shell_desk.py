@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from retinue.app.clock_and_ids import RandomIds
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Envelope
 from retinue.domain.ids import RunId, SessionId
@@ -22,7 +23,6 @@ from retinue.domain.session import Origin, OriginKind
 from retinue.domain.structs import replace
 from retinue.intake.accept import Inbox
 from retinue.policy.tools.exec_placement import ExecPolicy, Gates, Where
-from retinue.real import RandomIds
 from retinue.sandbox.base import Child, Confinement, Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.host import Host

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from tools.file_desk import Desk, open_desk
 
+from retinue.app.clock_and_ids import RealClock
 from retinue.domain.errors import StoreError
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
-from retinue.real import RealClock
 from retinue.store.agents import file_trust
 from retinue.testing.waiting import WAIT_LIMIT_S, stays_true, wait_until_sync
 from retinue.tools.files import Read, atomic_write, write_tool

@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from api.rim import Rim, open_rim
 from web.conftest import SETTINGS
 
+from retinue.app.clock_and_ids import RandomIds, RealClock
 from retinue.connectors.base import Incoming, Speaker
 from retinue.connectors.supervisor.poison_messages import to_json
 from retinue.domain.times import to_ms
-from retinue.real import RandomIds, RealClock
 from retinue.store.channels import poison_messages
 from retinue.testing.fake_telegram import Json, Room, person
 from retinue.testing.telegram_server import TelegramServer

@@ -25,7 +25,7 @@ LOOKS_SELF = (
     "audit.verify",
     "audit.export",
 )
-"""What can also be had of a closed house, by a program that opens its store: see `retinue.offline`."""
+"""What can also be had of a closed house, by a program that opens its store: see `retinue.app.offline`."""
 LONG_S = 900.0
 TAKES_LONG = (
     "house.ledger",
@@ -166,7 +166,7 @@ def look(operation: str, parameters: dict[str, Any]) -> bytes:
     import subprocess
 
     sys.stdout.flush()
-    words = [sys.executable, "-P", "-m", "retinue.offline", operation, json.dumps(parameters)]
+    words = [sys.executable, "-P", "-m", "retinue.app.offline", operation, json.dumps(parameters)]
     done = subprocess.run(words, stdout=subprocess.PIPE, check=False)
     if done.returncode != OK:
         error = refusal(done.stdout)

@@ -96,7 +96,7 @@ def _tell(options: Namespace, form: dict[str, str | int]) -> int:
 
 def _start(log: int) -> int:
     """In a session of its own, so that neither Ctrl-C here nor the end of this terminal reaches it."""
-    words = [sys.executable, "-P", "-m", "retinue.daemon"]
+    words = [sys.executable, "-P", "-m", "retinue.app.server"]
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, log, 1),

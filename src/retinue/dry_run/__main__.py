@@ -14,12 +14,12 @@ from datetime import datetime
 
 import msgspec
 
+from retinue.app.clock_and_ids import RealClock
 from retinue.config import examine
 from retinue.domain.errors import RetinueError
 from retinue.dry_run.cancellation import Leaving, Left
 from retinue.dry_run.dry_run import rehearse
 from retinue.dry_run.parameters import Plan, read
-from retinue.real import RealClock
 
 FAILED, USAGE = 1, 2
 TOLD_TIMES = 10  # how often progress is told where nobody sees it move

@@ -13,9 +13,9 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy import exc
 
+from retinue.app.offline import closed_store, read_only, refuse_other_schema
 from retinue.config import Settings
 from retinue.domain.errors import Busy, Conflict, StoreError
-from retinue.offline import closed_store, read_only, refuse_other_schema
 from retinue.schedules.schedule_files import FOLDER as SCHEDULES
 from retinue.store.core import tables
 from retinue.store.core.backup import STORE, copy_store

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from retinue import daemon
+from retinue.app import server
 from retinue.domain.delegation import Delegation, DelegationKind, DelegationState
 from retinue.domain.delegation_request import Handed
 from retinue.domain.envelope import Draft, Receipt
@@ -41,7 +41,7 @@ _inbox: Any = Inbox
 _journal: Any = RunJournal
 _append: Any = Append
 _sessions: Any = sessions
-_daemon: Any = daemon
+_daemon: Any = server
 _handing: Any = handing
 _delegations: Any = delegations
 _clockwork: Any = scheduler

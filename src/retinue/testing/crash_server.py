@@ -19,7 +19,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from retinue import daemon
+from retinue.app import server
+from retinue.app.clock_and_ids import RandomIds, RealClock, faults_from
+from retinue.app.logs import set_up_logs
 from retinue.config import from_environment
 from retinue.domain.address import EXTERNAL
 from retinue.domain.agent import Agent, Delivery, External, ToolRules
@@ -29,8 +31,6 @@ from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.domain.structs import replace
 from retinue.domain.tool import ToolSpec
 from retinue.engine.lanes import Slots
-from retinue.logs import set_up_logs
-from retinue.real import RandomIds, RealClock, faults_from
 from retinue.testing import crash_script as script
 from retinue.testing.crash_bugs import BUGS
 from retinue.testing.crash_client import APPROVAL_WAIT_S
@@ -120,12 +120,12 @@ def _mark(file: Path, parcel: Parcel) -> None:
         os.close(fd)
 
 
-def parts(environment: Mapping[str, str]) -> daemon.Parts:
+def parts(environment: Mapping[str, str]) -> server.Parts:
     outside = Path(environment["RETINUE_TEST_OUTSIDE"])
     clock = RealClock()
     append = AppendLine(outside / "witness")
     model = ScriptedModel(clock, rule=partial(script.rule, whim=f"by-{os.getpid()}"))
-    return daemon.Parts(
+    return server.Parts(
         clock=clock,
         ids=RandomIds(),
         faults=faults_from(dict(environment)),
@@ -161,7 +161,7 @@ def main() -> int:
         settings = replace(settings, limits=replace(settings.limits, calls_per_minute=CALLS_PER_MINUTE))
         place = urlsplit(os.environ["RETINUE_TEST_ELSEWHERE"]).netloc
         settings = replace(settings, external=replace(settings.external, private_hosts=(place,)))
-        daemon.run(settings, parts(os.environ), announce=False)
+        server.run(settings, parts(os.environ), announce=False)
     except RetinueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

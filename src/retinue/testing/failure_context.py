@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from retinue.logs import TEXT_CHARS_MAX, masked
+from retinue.app.logs import TEXT_CHARS_MAX, masked
 
 CLOSED_KEPT_MAX = 4
 SEEDS_KEPT_MAX = 4  # the last one that was tried is the one that failed

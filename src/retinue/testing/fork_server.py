@@ -24,7 +24,7 @@ from functools import cache
 from typing import BinaryIO
 
 # What a server imports, at once or with its first requests.
-IMPORTED = ("retinue.daemon", "retinue.api.event_feed", "uvloop")
+IMPORTED = ("retinue.app.server", "retinue.api.event_feed", "uvloop")
 REQUEST_BYTES_MAX = 1024 * 1024
 FILES_MAX = 4  # standard input, output and error, and the socket that tells the end
 POLL_S = 60.0

@@ -18,10 +18,10 @@ from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
 
+from retinue.app.logs import masked
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import Ambiguous, NotFound
 from retinue.domain.times import MS_MAX
-from retinue.logs import masked
 from retinue.store.core import sqlite
 from retinue.store.core import tables as t
 from retinue.store.core.lookup import Noun, find

@@ -10,11 +10,11 @@ from email.message import EmailMessage
 from email.utils import format_datetime
 from pathlib import Path
 
+from retinue.app.clock_and_ids import RealClock
 from retinue.connectors.base import Connector, Surroundings
 from retinue.connectors.email import KIND
 from retinue.connectors.email.email_addresses import digest
 from retinue.connectors.email.settings import MailSettings, Security
-from retinue.real import RealClock
 from retinue.testing.email_servers import AUTHSERV, HOUSE, Office, running_office
 from retinue.testing.fault_kit.harness import SHELF
 from retinue.testing.fault_kit.peer import At, PlainBench, Trouble

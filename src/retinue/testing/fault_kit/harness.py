@@ -11,8 +11,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from retinue.app.clock_and_ids import new_chance
 from retinue.connectors.base import Connector, Incoming, Surroundings
-from retinue.real import new_chance
 from retinue.testing.fault_kit.breaking_proxy import Break, Proxy
 from retinue.testing.fault_kit.kit_server import FileShelf, HastyClock, House, Outcome, parcel_to
 from retinue.testing.fault_kit.peer import At, Bench

@@ -12,13 +12,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import cast
 
+from retinue.app.clock_and_ids import RealClock
 from retinue.connectors.base import Connector, DeliveryFailed, Incoming, LineLost, Parcel
 from retinue.domain import address
 from retinue.domain.envelope import NO_CONTEXT, Envelope, Kind, Receipt, Status
 from retinue.domain.errors import StoreError
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.trust import Trust
-from retinue.real import RealClock
 from retinue.testing.fake_clock import START
 
 HASTE = 20.0

@@ -1,6 +1,6 @@
 """The house as a service of the user's own systemd: the unit's text, and what to type to have it run.
 
-`python -m retinue.service` prints both and changes nothing.
+`python -m retinue.app.systemd_unit` prints both and changes nothing.
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ def units_folder(environment: Mapping[str, str]) -> Path:
 
 def main(arguments: list[str]) -> int:
     if arguments:
-        sys.stderr.write("usage: python -m retinue.service\n")
+        sys.stderr.write("usage: python -m retinue.app.systemd_unit\n")
         return 2
     try:
         settings = examine(os.environ).configuration.settings
         found = installation(
             command=(sys.executable, "-m", "retinue", "run"),
-            printed_by=(sys.executable, "-m", "retinue.service"),
+            printed_by=(sys.executable, "-m", "retinue.app.systemd_unit"),
             home=settings.home,
             units=units_folder(os.environ),
             drain_s=settings.drain_s,

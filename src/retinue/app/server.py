@@ -32,6 +32,19 @@ from retinue.api.app import build as build_api
 from retinue.api.connection_limits import Gate, server_config
 from retinue.api.host_check import Door
 from retinue.api.uvicorn_server import Server
+from retinue.app.build_hooks import Programs
+from retinue.app.build_instructions import Instructing
+from retinue.app.build_tools import Hands, called_by_people, equip, skills_told
+from retinue.app.clock_and_ids import RandomIds, RealClock, faults_from, new_chance, new_token
+from retinue.app.instance_files import (
+    instance_lock,
+    listening_address,
+    listening_socket,
+    no_address,
+    owner_token,
+    socket_path,
+)
+from retinue.app.logs import set_level, set_masks, set_up_logs
 from retinue.config import Configuration, Settings, load
 from retinue.config.access import CLOSED, DoorSettings
 from retinue.config.declarations import MAIN
@@ -63,14 +76,11 @@ from retinue.engine.embedded_engine import EmbeddedEngine
 from retinue.engine.event_broadcast import Live
 from retinue.engine.heartbeats import is_busy
 from retinue.engine.lanes import Slots
-from retinue.hands import Hands, called_by_people, equip, skills_told
-from retinue.instructing import Instructing
 from retinue.intake.accept import Inbox
 from retinue.intake.access_control import Doorkeeper
 from retinue.intake.attachment_fetch import keeping
 from retinue.intake.connector_intake import Doorway
 from retinue.intake.external_callbacks import Callbacks
-from retinue.logs import set_level, set_masks, set_up_logs
 from retinue.models import prices
 from retinue.models.base import Model, WireCache
 from retinue.models.local_catalog import Locals
@@ -100,9 +110,6 @@ from retinue.outbox.posted_questions import ShownQuestions
 from retinue.outbox.typing_and_previews import Presence
 from retinue.plugins.lifecycle import Plugins
 from retinue.plugins.registry import Furnished, Kind, Registry
-from retinue.premises import instance_lock, listening_address, listening_socket, no_address, owner_token, socket_path
-from retinue.programs import Programs
-from retinue.real import RandomIds, RealClock, faults_from, new_chance, new_token
 from retinue.runners.attachment_reader import FileMedia
 from retinue.runners.base import Runner
 from retinue.runners.external import External
@@ -864,7 +871,7 @@ def name_members_directly() -> None:
 
 
 def main() -> int:
-    """`python -m retinue.daemon`: what `retinue run` becomes."""
+    """`python -m retinue.app.server`: what `retinue run` becomes."""
     set_up_logs(sys.stderr)
     try:
         parts = default_parts()

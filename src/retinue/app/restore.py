@@ -1,6 +1,6 @@
 """Putting a backup back, with the house closed: takes its lock, so that nobody opens it meanwhile.
 
-`python -m retinue.restore FOLDER` does it for the home that RETINUE_HOME names.
+`python -m retinue.app.restore FOLDER` does it for the home that RETINUE_HOME names.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
+from retinue.app.clock_and_ids import RealClock
+from retinue.app.instance_files import instance_lock
 from retinue.config import Settings, examine
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.times import to_ms
-from retinue.premises import instance_lock
-from retinue.real import RealClock
 from retinue.store.core import backup
 
 
@@ -37,7 +37,7 @@ def restore(settings: Settings, folder: Path, *, now: datetime) -> Path:
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
-        sys.stderr.write("usage: python -m retinue.restore FOLDER\n")
+        sys.stderr.write("usage: python -m retinue.app.restore FOLDER\n")
         return 2
     try:
         # What is wrong with the settings is told when the house opens. It may be the reason for restoring it.

@@ -1,6 +1,6 @@
 """A closed house, looked at: what the command line asks when nobody answers and the store alone can tell.
 
-`python -m retinue.offline OPERATION PARAMETERS` says in JSON what the house would, or what went wrong. It takes the
+`python -m retinue.app.offline OPERATION PARAMETERS` says in JSON what the house would, or what went wrong. It takes the
 house's lock, so that nobody opens the house meanwhile, and opens the store read-only. Rights, validation and sight are
 those of the open house, for the same token.
 """
@@ -23,6 +23,8 @@ from sqlalchemy import exc
 from sqlalchemy.pool import NullPool
 
 from retinue import __version__
+from retinue.app.clock_and_ids import RandomIds, RealClock, new_token
+from retinue.app.instance_files import instance_lock
 from retinue.config import Settings, examine
 from retinue.domain import address
 from retinue.domain.agent import PermissionLevel
@@ -37,8 +39,6 @@ from retinue.operations.server.doctor import Doctor, closedness, report
 from retinue.operations.server.doctor_registry import Scene
 from retinue.operations.server.doctor_registry import examine as examine_health
 from retinue.operations.server.security_facts import Ground
-from retinue.premises import instance_lock
-from retinue.real import RandomIds, RealClock, new_token
 from retinue.store.core.connection import Body, Store, Then, explain
 from retinue.store.core.file_inspection import look
 from retinue.store.core.open_store import SCHEMA
@@ -200,7 +200,7 @@ def _token(home: Path, environment: Mapping[str, str]) -> str:
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 2 or arguments[0] not in AT_REST:
-        sys.stderr.write("usage: python -m retinue.offline OPERATION PARAMETERS\n")
+        sys.stderr.write("usage: python -m retinue.app.offline OPERATION PARAMETERS\n")
         return USAGE
     operation, parameters = arguments[0], arguments[1].encode()
     try:
