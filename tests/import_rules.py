@@ -1,78 +1,64 @@
-"""Reads modules without importing them, and says where they break the house plan.
+"""Checks the imports of `src/retinue` and its use of the system's clock and randomness, without importing it.
 
-Two rules. Imports go down: a package imports from the rows below its own, and neighbours do not know each other. And
-nothing is taken from the air: times, ids and chance come from what a part was handed, never from the system.
+Three rules. A package imports only packages of the rows below its own. Parts of one package (its modules and
+sub-packages) do not import each other in a circle. Times, ids and random numbers are passed in, and only a few modules
+ask the system for them.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = "retinue"
 
-# From the top of the house to its foundation.
+# A row may import every row after it.
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "daemon hands instructing plugins programs testing real premises logs offline rehearsal restore service",
-        "api",
+        "testing dry_run",
+        "app",
+        "plugins api",
         "operations",
         "engine",
-        "mailroom runners schedules",
-        "tools agents",
-        "connectors models sandbox memory artifacts",
+        "outbox runners schedules",
+        "intake",
+        "tools agents memory artifacts",
+        "connectors models sandbox",
+        "net",
         "store policy",
-        "domain config",
+        "config text",
+        "domain",
     )
 )
 ROW_OF = {package: number for number, row in enumerate(ROWS) for package in row}
 
-# Neighbours who do know each other. The daemon builds the house, and testing builds one around a daemon.
-ACQUAINTED = frozenset(
-    {
-        ("config", "domain"),
-        ("daemon", "hands"),
-        ("daemon", "instructing"),
-        ("daemon", "programs"),
-        ("daemon", "plugins"),
-        ("hands", "plugins"),
-        ("daemon", "real"),
-        ("daemon", "premises"),
-        ("daemon", "logs"),
-        ("offline", "premises"),
-        ("offline", "real"),
-        ("rehearsal", "offline"),
-        ("rehearsal", "real"),
-        ("rehearsal", "testing"),  # for its loop, in which time passes when everyone waits
-        ("restore", "premises"),
-        ("restore", "real"),
-        ("testing", "daemon"),
-        ("testing", "plugins"),
-        ("testing", "real"),
-        ("testing", "premises"),
-        ("testing", "logs"),
-    }
-)
+# Imports within a row that are allowed all the same.
+EXCEPTIONS = frozenset({("dry_run", "testing")})  # for its event loop with virtual time
 
-# The command line speaks to the api alone, so that it starts fast; `python -m retinue` is another way to say it.
+# The command line speaks to the API alone, so that it starts fast; `python -m retinue` is another way to call it.
 APART = {"cli": frozenset[str](), "__main__": frozenset({"cli"})}
 
-STANDARD_LIBRARY_ONLY = frozenset({"domain", "policy", "cli", "__main__"})
-# For what its nouns are made of (docs/decisions/0011-what-travels-is-a-struct.md), and for the calendar that a cron
-# expression means (docs/decisions/0015-a-schedule-goes-on-where-its-mail-ends.md). Nothing else.
-_NOUNS = frozenset({"msgspec.Struct", "msgspec.field"})
+STANDARD_LIBRARY_ONLY = frozenset({"domain", "policy", "text", "cli", "__main__"})
+# What the types are made of (docs/decisions/0011-what-travels-is-a-struct.md), and the calendar behind cron expressions
+# (docs/decisions/0015-a-schedule-goes-on-where-its-mail-ends.md). Nothing else.
+_STRUCT = frozenset({"msgspec.Struct", "msgspec.field"})
 BESIDE_IT = {
-    "domain": _NOUNS | {"msgspec.structs", "cronsim.CronSim", "cronsim.CronSimError"},
-    "policy": _NOUNS,
+    "domain": _STRUCT | {"msgspec.structs", "cronsim.CronSim", "cronsim.CronSimError"},
+    "policy": _STRUCT,
+    "text": _STRUCT,
 }
 
+# Circles that are known and still to be broken: parts of a package that import each other, lazy imports included.
+KNOWN_CIRCLES: Mapping[str, frozenset[frozenset[str]]] = {}
+
 # Only these may ask the system what time it is, or for a random number.
-MAY_ASK_THE_SYSTEM = frozenset({"real", "testing", "cli"})
-FROM_THE_AIR = frozenset(
+MAY_ASK_THE_SYSTEM = ("retinue.app.clock_and_ids", "retinue.testing", "retinue.cli")
+SYSTEM_CALLS = frozenset(
     {
         "datetime.date.today",
         "datetime.datetime.now",
@@ -85,8 +71,8 @@ FROM_THE_AIR = frozenset(
         "uuid.uuid4",
     }
 )
-FROM_THE_AIR_WHOLE = frozenset({"random", "secrets"})
-# A seeded source of chance may be passed around; making one without a seed is taking it from the air.
+SYSTEM_MODULES = frozenset({"random", "secrets"})
+# A seeded generator may be passed around; one without a seed asks the system for it.
 SEEDED = "random.Random"
 
 
@@ -114,7 +100,7 @@ def read_modules(source: Path) -> Iterator[Module]:
 
 
 def wrong_imports(module: Module) -> list[str]:
-    """The imports of a module, at its top or inside its functions, that the house plan does not allow."""
+    """The imports of a module, at its top or inside its functions, that the rows do not allow."""
     complaints: list[str] = []
     if module.part and module.part not in ROW_OF and module.part not in APART:
         complaints.append(f"{module.name}: `{module.part}` has no row; give it one in tests/import_rules.py")
@@ -124,17 +110,63 @@ def wrong_imports(module: Module) -> list[str]:
     return complaints
 
 
-def taken_from_the_air(module: Module) -> list[str]:
-    """Where a module asks the system for the time or for chance, although it is not one of those that may."""
-    if module.part in MAY_ASK_THE_SYSTEM:
+def circles(modules: Iterable[Module]) -> dict[str, set[frozenset[str]]]:
+    """The parts of each package that import each other in a circle: `{"store": {frozenset({"core", "runs"})}}`."""
+    graphs: defaultdict[str, defaultdict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for module in modules:
+        words = module.name.split(".")
+        if len(words) < 3:
+            continue
+        for imported in imported_names(module):
+            other = imported.split(".")
+            if other[:2] == words[:2] and len(other) > 2 and other[2] != words[2]:
+                graphs[module.part][words[2]].add(other[2])
+    found = {package: set(_circles(graph)) for package, graph in graphs.items()}
+    return {package: several for package, several in found.items() if several}
+
+
+def _circles(graph: Mapping[str, set[str]]) -> Iterator[frozenset[str]]:
+    """The strongly connected parts of a graph that have more than one member."""
+    reached = {start: _reachable(graph, start) for start in graph}
+    seen: set[str] = set()
+    for start in graph:
+        circle = frozenset(each for each in reached[start] if start in reached.get(each, ()))
+        if len(circle) > 1 and start not in seen:
+            seen |= circle
+            yield circle
+
+
+def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    left = [start]
+    while left:
+        new = graph.get(left.pop(), set()) - found
+        found |= new
+        left += new
+    return found
+
+
+def imported_names(module: Module) -> Iterator[str]:
+    """The full names that a module imports, `retinue.store.core.tables` for `from retinue.store.core import tables`."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = _origin(module, node)
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def system_calls(module: Module) -> list[str]:
+    """Where a module asks the system for the time or for randomness, although it is not one of those that may."""
+    if any(module.name == name or module.name.startswith(f"{name}.") for name in MAY_ASK_THE_SYSTEM):
         return []
     meaning = _names(module)
     complaints: list[str] = []
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call) and not node.args and _dotted(node.func, meaning) == SEEDED:
             complaints.append(f"{module.name}:{node.lineno} makes {SEEDED} without a seed")
-        if isinstance(node, ast.Name | ast.Attribute) and _is_from_the_air(name := _dotted(node, meaning)):
-            complaints.append(f"{module.name}:{node.lineno} uses {name}: take what you were handed")
+        if isinstance(node, ast.Name | ast.Attribute) and _asks_the_system(name := _dotted(node, meaning)):
+            complaints.append(f"{module.name}:{node.lineno} uses {name}: use what was passed in")
     return complaints
 
 
@@ -145,17 +177,17 @@ def _refusal(part: str, imported: str) -> str | None:
             return f"{part} has only the standard library"
         return None
     other = _part(imported)
-    if other in ("", part):  # the root holds only the version
+    if other in ("", part):  # the root has only the version
         return None
     if not part:
         return "the root imports nothing"
     if part in APART or other in APART:
-        return None if other in APART.get(part, ()) else "the command line stands apart"
+        return None if other in APART.get(part, ()) else "the command line imports only itself"
     if other not in ROW_OF or part not in ROW_OF:
         return "no row for it"
-    if ROW_OF[part] < ROW_OF[other] or (part, other) in ACQUAINTED:
+    if ROW_OF[part] < ROW_OF[other] or (part, other) in EXCEPTIONS:
         return None
-    return "neighbours do not know each other" if ROW_OF[part] == ROW_OF[other] else "imports go down"
+    return "packages of one row do not import each other" if ROW_OF[part] == ROW_OF[other] else "imports go down"
 
 
 def _part(name: str) -> str:
@@ -212,7 +244,7 @@ def _names(module: Module) -> dict[str, str]:
 
 
 def _dotted(node: ast.expr, meaning: dict[str, str]) -> str:
-    """The full name an expression stands for, or nothing where it does not stand for an imported one."""
+    """The full name of an expression, or an empty string if it is not an imported name."""
     match node:
         case ast.Name(id=name):
             return meaning.get(name, "")
@@ -223,6 +255,6 @@ def _dotted(node: ast.expr, meaning: dict[str, str]) -> str:
             return ""
 
 
-def _is_from_the_air(name: str) -> bool:
+def _asks_the_system(name: str) -> bool:
     top, dot, _ = name.partition(".")
-    return name in FROM_THE_AIR or (top in FROM_THE_AIR_WHOLE and bool(dot) and name != SEEDED)
+    return name in SYSTEM_CALLS or (top in SYSTEM_MODULES and bool(dot) and name != SEEDED)

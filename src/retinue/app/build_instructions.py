@@ -302,7 +302,7 @@ def _errand(conn: sa.Connection, session: Session) -> Errand:
 
 @cache
 def _house(owner: str, zone: str) -> TheHouse:
-    source = Path(__file__).parents[2]
+    source = Path(__file__).parents[3]
     docs = source / "docs" if (source / "pyproject.toml").is_file() else None
     return TheHouse(version=__version__, owner=owner, zone=zone, documentation=str(docs) if docs else "")
 

@@ -18,7 +18,7 @@ from retinue.operations.parameter_schema import Kind, Parameter, command, parame
 
 SOURCE = Path(__file__).parent.parent
 REFERENCE = SOURCE.parent.parent / "docs" / "reference"
-COMMANDS = SOURCE / "cli" / "commands.py"
+COMMANDS = SOURCE / "cli" / "operation_table.py"
 COLUMNS = 120
 BAR = "\\|"
 MADE = "<!-- Made from the code by `make generate`. -->\n\n"

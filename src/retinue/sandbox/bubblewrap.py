@@ -337,7 +337,7 @@ class Bubblewrap:
             return Probe(False, because, _DOCTOR)
 
     def _prepare(self) -> None:
-        mounts.build_etc(self._folder / "etc", Path(__file__).with_name("inside.py"))
+        mounts.build_etc(self._folder / "etc", Path(__file__).with_name("sandbox_entrypoint.py"))
         if self._cgroups is None:
             found = Cgroups.here()
             self._cgroups = found if found.controllers else None
