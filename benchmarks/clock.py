@@ -22,8 +22,8 @@ from retinue.domain.schedule import LATE_S_MAX, SCHEDULES_MAX, Cron, Schedule
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.engine.lanes import Slots
-from retinue.store.core.open_store import open_store
 from retinue.store.core.transaction import Page
+from retinue.store.open_store import open_store
 from retinue.store.schedules import schedules
 
 IDLE_S = 60.0

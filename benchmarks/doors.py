@@ -38,7 +38,7 @@ from retinue.intake.unknown_senders import REFUSALS_MAX
 from retinue.store.agents import agents
 from retinue.store.channels import bindings, identities
 from retinue.store.core.connection import Store
-from retinue.store.core.open_store import open_store
+from retinue.store.open_store import open_store
 from retinue.store.people import people
 from retinue.testing.telegram_server import TelegramServer
 

@@ -28,8 +28,8 @@ from retinue.domain.trust import Trust
 from retinue.engine.journal import Answers
 from retinue.policy.provenance.provenance_rules import OriginPolicy, house_policy
 from retinue.policy.tools.tools import Circumstances
-from retinue.store.core.open_store import open_store
 from retinue.store.envelopes.attachment_files import Files
+from retinue.store.open_store import open_store
 from retinue.testing.tools import AppendLine
 from retinue.tools.base import Scene, Tool, schema_of
 from retinue.tools.earlier_messages import EarlierWords

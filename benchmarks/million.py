@@ -21,8 +21,8 @@ from retinue.engine.run_claim import Terms, claim
 from retinue.engine.run_context import Work
 from retinue.intake.accept import accept
 from retinue.store.agents import agents
-from retinue.store.core.open_store import open_store
 from retinue.store.core.sqlite import SqliteStore
+from retinue.store.open_store import open_store
 
 ROWS = 1_000_000
 SAMPLES = 400

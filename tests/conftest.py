@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, settings
 
-from retinue.store.core.open_store import prepare_postgres
+from retinue.store.open_store import prepare_postgres
 from retinue.testing.memory_disk import memory_disk
 from retinue.testing.postgres import PostgresMissing, PostgresServer, running_server
 

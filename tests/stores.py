@@ -21,8 +21,8 @@ from retinue.store.agents import agents
 from retinue.store.core import sqlite
 from retinue.store.core import tables as t
 from retinue.store.core.connection import NO_FAULTS, Body, Store
-from retinue.store.core.open_store import open_inline, open_store
 from retinue.store.envelopes import envelopes
+from retinue.store.open_store import open_inline, open_store
 from retinue.store.people import people
 from retinue.testing.local_instance import House
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until

@@ -40,10 +40,10 @@ from retinue.domain.tool import Call, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.config_holder import Keeper
+from retinue.operations.doctor_registry import Health, examine
+from retinue.operations.doctor_registry import Scene as HealthScene
 from retinue.operations.plugin import plugins as operations
 from retinue.operations.plugin.plugins import GuestState
-from retinue.operations.server.doctor_registry import Health, examine
-from retinue.operations.server.doctor_registry import Scene as HealthScene
 from retinue.operations.skill import skills as skill_operations
 from retinue.operations.skill.skills import shelf
 from retinue.plugins.base import GROUP, Manifest, Scene

@@ -19,7 +19,7 @@ from retinue.domain.errors import Conflict, Invalid, NotAllowed, NotFound
 from retinue.domain.structs import replace
 from retinue.operations.base import perform
 from retinue.operations.catalog import OPERATIONS
-from retinue.operations.server.doctor_registry import Health, Scene, examine
+from retinue.operations.doctor_registry import Health, Scene, examine
 from retinue.operations.skill import skills
 from retinue.operations.skill.skills import bundles_by_tool, shelf
 from retinue.testing.local_instance import Household

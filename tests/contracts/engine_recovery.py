@@ -42,7 +42,7 @@ from retinue.domain.tool import ToolResult, ToolSpec
 from retinue.models.base import Prompt
 from retinue.schedules.alarm import TICK_MAX_S
 from retinue.store.core.connection import NO_FAULTS
-from retinue.store.core.open_store import open_store
+from retinue.store.open_store import open_store
 from retinue.testing.local_instance import House, Household
 from retinue.testing.scripted_model import Line, calls, says
 from retinue.tools.base import Scene, schema_of

@@ -30,7 +30,8 @@ from retinue.store.core import tables as t
 from retinue.store.core.connection import Body, Store
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes
-from retinue.store.people import erase_person, people, tokens
+from retinue.store.maintenance import erase_person
+from retinue.store.people import people, tokens
 from retinue.store.runs import approvals, money, runs
 from retinue.store.sessions import records, sessions
 from retinue.testing.local_instance import CountedIds

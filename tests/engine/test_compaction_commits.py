@@ -22,7 +22,7 @@ from retinue.models.base import Prompt
 from retinue.runners.context_policy import COMPACTING, compacted_before_notice
 from retinue.runners.model_context import as_read
 from retinue.store.core.connection import NO_FAULTS
-from retinue.store.core.open_store import prepare_sqlite
+from retinue.store.open_store import prepare_sqlite
 from retinue.testing.local_instance import House, Household, terminal
 from retinue.testing.scripted_model import Line, says
 from retinue.tools.base import Scene, schema_of

@@ -23,8 +23,8 @@ from retinue.domain.trust import Trust
 from retinue.engine.event_broadcast import DELTAS_WAITING_MAX, PARTIAL_CHARS_MAX, Live
 from retinue.engine.transcript_cache import Transcript, Transcripts, size_of
 from retinue.models.base import WireCache
-from retinue.store.core.open_store import open_inline
 from retinue.store.core.sqlite import InlineStore
+from retinue.store.open_store import open_inline
 from retinue.store.sessions import records
 from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import says

@@ -9,8 +9,8 @@ from models.house_catalog import catalog_of
 
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Outcome
+from retinue.operations.doctor_registry import Health, Scene
 from retinue.operations.server.doctor_checks import retired_models, staff_facts
-from retinue.operations.server.doctor_registry import Health, Scene
 from retinue.testing.local_instance import House, Household
 
 GONE = refuses(404, "models/gemini-2.5-pro is not found for API version v1beta.", type_="NOT_FOUND")

@@ -26,10 +26,10 @@ from retinue.config import Settings
 from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Busy, Conflict, Invalid, NotAllowed, StoreError
 from retinue.domain.times import to_ms, zone
-from retinue.operations.server.doctor_registry import Scene, examine
-from retinue.store.core.backup import MANIFEST, STORE, UNDER_WAY, opened, verify
+from retinue.operations.doctor_registry import Scene, examine
 from retinue.store.envelopes.attachment_files import Files
 from retinue.store.ledger import ledger
+from retinue.store.maintenance.backup import MANIFEST, STORE, UNDER_WAY, opened, verify
 from retinue.testing.local_instance import Household
 from retinue.testing.waiting import wait_until
 
@@ -115,7 +115,7 @@ def lose_a_row(folder: Path) -> None:
     with closing(sqlite3.connect(folder / STORE, isolation_level=None)) as raw:
         raw.execute("DELETE FROM outcomes WHERE envelope = (SELECT min(envelope) FROM outcomes)")
     manifest = json.loads((folder / MANIFEST).read_text())
-    from retinue.store.core.backup import _described  # pyright: ignore[reportPrivateUsage]
+    from retinue.store.maintenance.backup import _described  # pyright: ignore[reportPrivateUsage]
 
     part = _described(folder, folder / STORE)
     for each in manifest["parts"]:

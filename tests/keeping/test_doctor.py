@@ -17,6 +17,7 @@ from retinue.domain.agent import Agent
 from retinue.domain.errors import NotAllowed, StoreError
 from retinue.domain.structs import replace
 from retinue.domain.times import zone
+from retinue.operations.doctor_registry import CHECKS, Check, Found, Health, Scene, examine, problem, register
 from retinue.operations.server import doctor_checks
 from retinue.operations.server.doctor_checks import (
     DiskFacts,
@@ -27,8 +28,7 @@ from retinue.operations.server.doctor_checks import (
     StoreFacts,
     file_system,
 )
-from retinue.operations.server.doctor_registry import CHECKS, Check, Found, Health, Scene, examine, problem, register
-from retinue.store.core.open_store import SCHEMA
+from retinue.store.open_store import SCHEMA
 from retinue.testing.fake_clock import FakeClock
 from retinue.testing.local_instance import Household
 from retinue.testing.waiting import wait_until_sync

@@ -29,13 +29,14 @@ from retinue.domain.token import Token, TokenKind
 from retinue.operations.server.maintenance import TIDY_EVERY_S, TIDY_FIRST_S, purge_house, tidy_forever, would_purge
 from retinue.outbox.dead_letter_retry import retry
 from retinue.store.agents import file_trust
-from retinue.store.core import events, idempotency, purge
+from retinue.store.core import events, idempotency
 from retinue.store.core.connection import Body, Store, Then
-from retinue.store.core.purge import Horizon
 from retinue.store.envelopes import dead_letters, envelope_lists
 from retinue.store.envelopes.attachment_files import Files
 from retinue.store.envelopes.reply_threads import thread
 from retinue.store.ledger import ledger
+from retinue.store.maintenance import purge
+from retinue.store.maintenance.purge import Horizon
 from retinue.store.people import tokens
 from retinue.store.runs import approvals
 from retinue.store.runs.why import why

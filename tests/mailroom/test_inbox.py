@@ -630,7 +630,7 @@ from retinue.domain.errors import TooLarge
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.times import to_ms
 from retinue.intake.accept import Inbox
-from retinue.store.core.open_store import open_store
+from retinue.store.open_store import open_store
 from retinue.testing.fake_clock import FakeClock
 
 def peak_mb() -> float:

@@ -24,11 +24,11 @@ from retinue.domain.times import to_ms
 from retinue.intake.accept import Inbox, RoomWake, Wake
 from retinue.outbox.deliveries import Bounds, Outbox
 from retinue.store.channels import deliveries
-from retinue.store.core.open_store import open_inline
 from retinue.store.core.sqlite import InlineStore
 from retinue.store.core.transaction import latest_ms
 from retinue.store.envelopes import envelopes
 from retinue.store.ledger.ledger import Ledger, check
+from retinue.store.open_store import open_inline
 from retinue.testing.fake_connector import QuietConnector, Trouble
 from retinue.testing.local_instance import CountedIds
 from retinue.testing.virtual_time import VirtualClock, simulate

@@ -12,7 +12,7 @@ from retinue.connectors.supervisor.connector_health import LineHealth, LineState
 from retinue.domain.access import DmPolicy, GroupPolicy
 from retinue.domain.binding import Binding, Match
 from retinue.operations.connector.connector_checks import DoorFacts, judge
-from retinue.operations.server.doctor_registry import Found, Health
+from retinue.operations.doctor_registry import Found, Health
 
 NOW = datetime(2026, 1, 5, tzinfo=UTC)
 

@@ -42,7 +42,7 @@ from retinue.dry_run.estimates import ASSUMED_INPUT_TOKENS, ASSUMED_OUTPUT_TOKEN
 from retinue.dry_run.parameters import Asked
 from retinue.dry_run.report_types import Report, ScheduleTold, SkipKind
 from retinue.sandbox.bubblewrap import Bubblewrap
-from retinue.store.core.backup import STORE
+from retinue.store.maintenance.backup import STORE
 from retinue.testing.fake_clock import START, FakeClock
 from retinue.testing.local_instance import Household
 from retinue.testing.scripted_model import says

@@ -26,8 +26,8 @@ from retinue.domain.record import NO_USAGE, Usage
 from retinue.domain.run import Run
 from retinue.store.core import sqlite
 from retinue.store.core.connection import Body
-from retinue.store.core.open_store import prepare_sqlite
 from retinue.store.core.transaction import Page
+from retinue.store.open_store import prepare_sqlite
 from retinue.store.runs import money
 
 T = TypeVar("T")

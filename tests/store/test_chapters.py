@@ -17,10 +17,10 @@ from retinue.domain.session import Origin, OriginKind
 from retinue.domain.tool import Call, ToolResult
 from retinue.domain.trust import Trust
 from retinue.store.core import tables as t
-from retinue.store.core.open_store import prepare_sqlite
 from retinue.store.core.sqlite import connect
 from retinue.store.core.transaction import Page
-from retinue.store.people import erase_person
+from retinue.store.maintenance import erase_person
+from retinue.store.open_store import prepare_sqlite
 from retinue.store.sessions import record_chunks, records, sessions
 from retinue.store.sessions.record_chunks import CHAPTER_RECORDS
 

@@ -19,8 +19,9 @@ from retinue.store.agents import agents
 from retinue.store.channels import ambient_messages, bindings, identities, pairings
 from retinue.store.core import tables as t
 from retinue.store.core.connection import Store
-from retinue.store.core.open_store import open_store
-from retinue.store.people import erase_person, people
+from retinue.store.maintenance import erase_person
+from retinue.store.open_store import open_store
+from retinue.store.people import people
 
 NOW = datetime(2026, 11, 16, 9, tzinfo=UTC)
 NOW_MS = round(NOW.timestamp() * 1000)

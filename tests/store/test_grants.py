@@ -15,7 +15,7 @@ from retinue.domain.ids import ApprovalId, GrantId, SessionId
 from retinue.domain.permission import WEB, Access, Permission
 from retinue.domain.times import from_ms
 from retinue.store.agents import grants
-from retinue.store.core.open_store import prepare_sqlite
+from retinue.store.open_store import prepare_sqlite
 
 NOW_MS = 1_767_614_400_000
 NOW = from_ms(NOW_MS)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from store.test_sqlite import plan_of, statements
 
-from retinue.store.core.open_store import prepare_sqlite
+from retinue.store.open_store import prepare_sqlite
 from retinue.store.runs import approval_list, delegation_list, lanes, run_list, run_timeline, run_trace
 from retinue.store.sessions import unread
 

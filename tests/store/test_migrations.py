@@ -21,7 +21,9 @@ from alembic.script import ScriptDirectory
 from retinue.domain.errors import StoreError
 from retinue.store.core import sqlite
 from retinue.store.core import tables as t
-from retinue.store.core.open_store import (
+from retinue.store.ledger import ledger
+from retinue.store.migrations import HEAD
+from retinue.store.open_store import (
     KNOWN_REVISIONS,
     SCHEMA,
     Schema,
@@ -30,8 +32,6 @@ from retinue.store.core.open_store import (
     prepare_sqlite,
     stored_revision,
 )
-from retinue.store.ledger import ledger
-from retinue.store.migrations import HEAD
 from retinue.testing.local_instance import Household
 from retinue.testing.postgres import PostgresServer
 

@@ -15,7 +15,7 @@ from retinue.domain.model import FREE, ModelRef, Price
 from retinue.domain.money import BudgetSpent, Caps, PriceUnknown
 from retinue.domain.record import NO_USAGE, Usage
 from retinue.store.core import tables as t
-from retinue.store.people import erase_person
+from retinue.store.maintenance import erase_person
 from retinue.store.runs import money
 
 ROW = "SELECT reserved_microusd, settled_microusd, released_microusd, held_microusd FROM money ORDER BY turn, attempt"

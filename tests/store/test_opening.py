@@ -16,7 +16,7 @@ import pytest
 from stores import count, counted
 
 from retinue.domain.errors import StoreError
-from retinue.store.core.open_store import open_store, prepare_sqlite
+from retinue.store.open_store import open_store, prepare_sqlite
 from retinue.testing.local_instance import Household
 
 PAGE_BYTES = 4096
@@ -97,7 +97,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 import alembic.command
 from stores import count
-from retinue.store.core.open_store import open_store
+from retinue.store.open_store import open_store
 
 async def start(n: int) -> None:
     store = await open_store(Path(sys.argv[1]))

@@ -22,9 +22,9 @@ from retinue.domain.errors import StoreError
 from retinue.domain.session import QueueMode, QueuePolicy
 from retinue.store.core import tables as t
 from retinue.store.core.connection import Body
-from retinue.store.core.open_store import open_store
 from retinue.store.core.postgres import POOL_SIZE, PostgresStore
 from retinue.store.envelopes import envelopes
+from retinue.store.open_store import open_store
 from retinue.store.runs import approvals, runs
 from retinue.testing.local_instance import Household, boss
 from retinue.testing.postgres import PostgresServer

@@ -14,7 +14,7 @@ from retinue.domain.structs import replace
 from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.store.core.connection import Store
-from retinue.store.core.open_store import open_store
+from retinue.store.open_store import open_store
 from retinue.store.runs import processes
 from retinue.store.runs.processes import Process, ProcessState
 

@@ -11,9 +11,9 @@ from sqlalchemy import exc
 
 from retinue.store.core import fast_connection
 from retinue.store.core.fast_connection import QuickConnection
-from retinue.store.core.open_store import open_inline
 from retinue.store.core.sqlite import connect
 from retinue.store.core.tables import outcomes, tally
+from retinue.store.open_store import open_inline
 
 _insert = tally.insert()
 _all = sa.select(tally).order_by(tally.c.day)

@@ -15,8 +15,8 @@ from retinue.domain.money import CallTerms
 from retinue.domain.record import Usage
 from retinue.domain.run import Run
 from retinue.domain.times import to_ms
-from retinue.store.core import purge
 from retinue.store.ledger import ledger
+from retinue.store.maintenance import purge
 from retinue.store.runs import runs
 from retinue.store.runs.why import why
 from retinue.testing.local_instance import House, Household

@@ -17,9 +17,9 @@ from stores import count, counted
 
 from retinue.domain.errors import StoreError
 from retinue.store.core.connection import LockRequest
-from retinue.store.core.open_store import open_store
 from retinue.store.core.postgres import POOL_SIZE, PostgresStore
 from retinue.store.core.server_lock import CONNECTIONS, LABEL_BYTES_MAX, LOCK_CLASS, SERVER, label_of
+from retinue.store.open_store import open_store
 
 SHORT_S, LONG_S = 0.2, 30.0
 PROCESS = 4242

@@ -29,10 +29,10 @@ from retinue.store.channels import deliveries
 from retinue.store.core import events, sqlite, transaction
 from retinue.store.core import tables as t
 from retinue.store.core.connection import Body
-from retinue.store.core.open_store import open_store, prepare_sqlite
 from retinue.store.core.row_visibility import PerScope, Scope
 from retinue.store.core.sqlite import SqliteStore
 from retinue.store.envelopes import envelopes, webhooks
+from retinue.store.open_store import open_store, prepare_sqlite
 from retinue.store.people import notifications, people, preferences
 from retinue.store.runs import approvals, money, questionnaires, runs
 from retinue.store.sessions import external_keys, instructions, records, sessions
@@ -367,7 +367,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from stores import count
-from retinue.store.core.open_store import open_store
+from retinue.store.open_store import open_store
 
 async def write(round_: int, out: int) -> None:
     store = await open_store(Path(sys.argv[1]))

@@ -7,7 +7,7 @@ import stat
 from contextlib import closing
 from pathlib import Path
 
-from retinue.store.core.open_store import prepare_sqlite
+from retinue.store.open_store import prepare_sqlite
 from retinue.testing.empty_store import place_empty_store
 
 

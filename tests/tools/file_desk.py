@@ -18,8 +18,8 @@ from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 from retinue.store.agents import file_trust
 from retinue.store.core.connection import Store
-from retinue.store.core.open_store import open_store
 from retinue.store.envelopes.attachment_files import Files
+from retinue.store.open_store import open_store
 from retinue.testing.fake_clock import FakeClock
 from retinue.tools.base import Output, Reaching, Scene, ToolFailed
 from retinue.tools.files import Ground, file_tools

@@ -27,8 +27,8 @@ from retinue.sandbox.base import Sandbox
 from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.host import Host
 from retinue.store.core.connection import Store
-from retinue.store.core.open_store import open_store
 from retinue.store.envelopes.attachment_files import Files
+from retinue.store.open_store import open_store
 from retinue.testing.waiting import wait_until
 from retinue.tools.base import Output, Scene, Tool
 from retinue.tools.mcp.server_pool import FOLDER, Servers

@@ -29,9 +29,9 @@ from retinue.sandbox.host import Host
 from retinue.store.agents import agents
 from retinue.store.core import tables as t
 from retinue.store.core.connection import Store
-from retinue.store.core.open_store import open_store
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes
+from retinue.store.open_store import open_store
 from retinue.store.runs import processes
 from retinue.store.runs.processes import Process as Written
 from retinue.store.sessions import sessions

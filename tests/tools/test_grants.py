@@ -14,8 +14,8 @@ from retinue.domain.session import OriginKind
 from retinue.domain.times import to_ms
 from retinue.store.agents import grants
 from retinue.store.core.connection import Body
-from retinue.store.core.open_store import prepare_sqlite
 from retinue.store.core.sqlite import SqliteStore
+from retinue.store.open_store import prepare_sqlite
 from retinue.testing.fake_clock import FakeClock
 from retinue.tools.grants import REMEMBERED, Grants
 

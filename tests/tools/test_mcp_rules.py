@@ -23,8 +23,8 @@ from retinue.domain.times import zone
 from retinue.domain.tool import Call
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk
+from retinue.operations.doctor_registry import Health
 from retinue.operations.mcp import mcp
-from retinue.operations.server.doctor_registry import Health
 from retinue.policy.tools.tools import Chain, Circumstances, layers_for
 from retinue.text.untrusted_wrapper import unwrap
 from retinue.tools.mcp.server_pool import layers

@@ -35,15 +35,15 @@ from retinue.domain.token import TokenKind, hash_of
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, parse, perform
 from retinue.operations.catalog import OPERATIONS, POLICY
+from retinue.operations.doctor_registry import Scene
+from retinue.operations.doctor_registry import examine as examine_health
 from retinue.operations.server.doctor import Doctor, closedness, report
-from retinue.operations.server.doctor_registry import Scene
-from retinue.operations.server.doctor_registry import examine as examine_health
 from retinue.operations.server.security_facts import Ground
 from retinue.store.core.connection import Body, Store, Then, explain
 from retinue.store.core.file_inspection import look
-from retinue.store.core.open_store import SCHEMA
 from retinue.store.core.sqlite import configure
 from retinue.store.envelopes.attachment_files import Files
+from retinue.store.open_store import SCHEMA
 from retinue.store.people import principals
 
 T = TypeVar("T")

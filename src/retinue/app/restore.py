@@ -15,7 +15,7 @@ from retinue.app.instance_files import instance_lock
 from retinue.config import Settings, examine
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.domain.times import to_ms
-from retinue.store.core import backup
+from retinue.store.maintenance import backup
 
 
 def restore(settings: Settings, folder: Path, *, now: datetime) -> Path:

@@ -124,9 +124,9 @@ from retinue.schedules.read_with_trust import look_for
 from retinue.schedules.schedule_files import ScheduleFiles
 from retinue.store.agents import agents
 from retinue.store.core.connection import LockRequest, Store
-from retinue.store.core.open_store import open_store
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes.attachment_files import Files
+from retinue.store.open_store import open_store
 from retinue.store.people import people, tokens
 from retinue.text.redaction import Masks
 from retinue.tools.base import Tool

@@ -39,9 +39,9 @@ from retinue.outbox.deliveries import Outbox
 from retinue.store.agents import agents
 from retinue.store.core import tables as t
 from retinue.store.core.connection import NO_FAULTS, Store
-from retinue.store.core.open_store import open_inline
 from retinue.store.core.sqlite import InlineStore
 from retinue.store.core.transaction import Page
+from retinue.store.open_store import open_inline
 from retinue.store.schedules import schedules
 from retinue.store.schedules.schedules import Kept
 from retinue.testing.virtual_time import VirtualClock, simulate

@@ -18,9 +18,9 @@ from retinue.config import Settings
 from retinue.domain.errors import Busy, Conflict, StoreError
 from retinue.schedules.schedule_files import FOLDER as SCHEDULES
 from retinue.store.core import tables
-from retinue.store.core.backup import STORE, copy_store
 from retinue.store.core.connection import explain
-from retinue.store.core.open_store import prepare_sqlite, stored_revision
+from retinue.store.maintenance.backup import STORE, copy_store
+from retinue.store.open_store import prepare_sqlite, stored_revision
 
 PREFIX = "retinue-rehearsal-"
 ROOM = 1.5  # how much more than the store a copy takes, with what is rehearsed on it

@@ -23,8 +23,8 @@ from retinue.dry_run.heartbeat_checklists import fit, read_all, read_before
 from retinue.dry_run.parameters import Asked, Plan, plan
 from retinue.dry_run.report_types import Report
 from retinue.schedules.schedule_files import ScheduleFiles
-from retinue.store.core.backup import STORE
 from retinue.store.core.sqlite import InlineStore
+from retinue.store.maintenance.backup import STORE
 from retinue.testing.fake_clock import FakeClock
 
 

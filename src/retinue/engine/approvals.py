@@ -43,9 +43,9 @@ from retinue.runners.base import Parked
 from retinue.store.agents import agents, audit, grants
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes
-from retinue.store.envelopes.message_authors import who_wrote
 from retinue.store.people import people
 from retinue.store.runs import approvals, runs
+from retinue.store.runs.message_authors import who_wrote
 from retinue.store.sessions import records, sessions
 from retinue.text.answer_options import IN_ROOM
 from retinue.text.approval_text import PERMISSIONS_SHOWN_MAX, question, what

@@ -40,8 +40,8 @@ from retinue.policy.tools.delegations import SENT_OUT, descends, may_hand_over
 from retinue.store.agents import agents
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes, outcomes, webhooks
-from retinue.store.envelopes.message_authors import descent
 from retinue.store.runs import delegations, runs
+from retinue.store.runs.message_authors import descent
 from retinue.store.runs.run_principal import came_of, sees, whose
 from retinue.store.sessions import sessions
 

@@ -48,8 +48,8 @@ from retinue.runners import turn_input
 from retinue.store.agents import agents
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes, outcomes
-from retinue.store.envelopes.message_authors import speakers
 from retinue.store.runs import approvals, delegating_agents, delegations, money, runs
+from retinue.store.runs.message_authors import speakers
 from retinue.store.runs.run_requesters import requesters
 from retinue.store.sessions import records, sessions
 

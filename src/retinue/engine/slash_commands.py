@@ -51,10 +51,10 @@ from retinue.engine.skill_commands import Called, called, no_such_skill
 from retinue.intake.accept import Wake, enter, keep_command, known_session, purged_before, seen_before
 from retinue.intake.routing import OWNER, answer_address
 from retinue.store.agents import agents
-from retinue.store.core import purge
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes, outcomes
+from retinue.store.maintenance import purge
 from retinue.store.people import people
 from retinue.store.runs import runs
 from retinue.store.sessions import sessions

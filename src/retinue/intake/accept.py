@@ -44,10 +44,10 @@ from retinue.intake.delegations import end, is_silent, is_told
 from retinue.intake.routing import origin_of
 from retinue.intake.subagent_results import announced
 from retinue.store.agents import agents, file_trust
-from retinue.store.core import purge
 from retinue.store.core.connection import HOPELESS, Store
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes, outcomes, webhooks
+from retinue.store.maintenance import purge
 from retinue.store.people import people
 from retinue.store.runs import delegations, runs
 from retinue.store.sessions import sessions

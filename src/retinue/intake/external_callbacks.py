@@ -30,10 +30,10 @@ from retinue.intake.delegations import end
 from retinue.net.signatures import LETTER, SIGNATURE, TIMESTAMP, WINDOW_S, Purpose, is_recent, is_signed_by, signed
 from retinue.outbox.external_agent_delivery import named
 from retinue.store.agents import agents
-from retinue.store.core import purge
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes
+from retinue.store.maintenance import purge
 from retinue.store.runs import delegations
 from retinue.store.sessions import sessions
 

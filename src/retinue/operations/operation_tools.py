@@ -19,8 +19,8 @@ from retinue.domain.tool import Effect, ToolSpec
 from retinue.domain.trust import Trust
 from retinue.operations.base import Desk, Operation, perform, without_secrets
 from retinue.policy.access.permissions import least_level, reaches
-from retinue.store.envelopes.message_authors import descent
 from retinue.store.runs import runs
+from retinue.store.runs.message_authors import descent
 from retinue.store.runs.run_principal import whose
 from retinue.tools.base import SCHEMAS_KEPT_MAX, Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.files.instruction_guard import instructions_refused

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from retinue.store.core.open_store import prepare_sqlite
+from retinue.store.open_store import prepare_sqlite
 
 
 def place_empty_store(path: Path) -> None:

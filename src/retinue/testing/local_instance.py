@@ -63,10 +63,10 @@ from retinue.schedules.heartbeat_prompt import Checklists
 from retinue.schedules.read_with_trust import look_for
 from retinue.store.agents import agents
 from retinue.store.core.connection import NO_FAULTS, Store
-from retinue.store.core.open_store import open_store
 from retinue.store.core.tables import envelopes as envelope_table
 from retinue.store.envelopes import envelopes
 from retinue.store.envelopes.attachment_files import Files
+from retinue.store.open_store import open_store
 from retinue.store.people import people
 from retinue.store.sessions import records, sessions
 from retinue.testing.allow_all import OpenDoor

@@ -33,8 +33,8 @@ from retinue.domain.times import to_ms
 from retinue.domain.trust import Trust
 from retinue.models.base import Prompt
 from retinue.store.agents import agents, grants
-from retinue.store.core.open_store import open_inline
 from retinue.store.core.transaction import Page
+from retinue.store.open_store import open_inline
 from retinue.store.runs import approvals
 from retinue.store.schedules import schedules
 from retinue.store.sessions import sessions

@@ -25,9 +25,9 @@ from retinue.domain.trust import Trust, least
 from retinue.policy.questionnaires import FIELDS_MAX, OPTIONS_MAX, as_shown, check_questions, choices_of
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Page
-from retinue.store.envelopes.message_authors import who_wrote
 from retinue.store.people import people
 from retinue.store.runs import questionnaires, runs
+from retinue.store.runs.message_authors import who_wrote
 from retinue.store.sessions import sessions
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.notify import person_of

@@ -21,8 +21,8 @@ from retinue.domain.session import Session
 from retinue.domain.times import from_ms, show
 from retinue.operations.agent.agents import find_agent
 from retinue.operations.base import Desk, Operation
+from retinue.operations.doctor_registry import Check, Found, Scene, warning
 from retinue.operations.envelope.envelopes import Upload
-from retinue.operations.server.doctor_registry import Check, Found, Scene, warning
 from retinue.policy.access import permissions
 from retinue.store.agents import agents
 from retinue.store.sessions import instructions, sessions

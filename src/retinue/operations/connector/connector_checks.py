@@ -11,7 +11,7 @@ from retinue.config.connectors import ConnectorSettings
 from retinue.connectors.supervisor.connector_health import LineHealth, LineState
 from retinue.domain.access import EVERYONE, DmPolicy, GroupPolicy
 from retinue.domain.binding import Binding
-from retinue.operations.server.doctor_registry import Check, Found, Scene, problem, warning
+from retinue.operations.doctor_registry import Check, Found, Scene, problem, warning
 from retinue.store.agents import agents
 from retinue.store.channels import bindings, poison_messages
 

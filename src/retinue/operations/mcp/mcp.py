@@ -12,7 +12,7 @@ from retinue.domain.errors import Conflict, NotFound
 from retinue.domain.principal import Principal
 from retinue.domain.times import show as show_time
 from retinue.operations.base import Desk, Nothing, Operation
-from retinue.operations.server.doctor_registry import Check, Found, Scene, problem, warning
+from retinue.operations.doctor_registry import Check, Found, Scene, problem, warning
 from retinue.tools.mcp.server_pool import Servers
 from retinue.tools.mcp.server_status import Standing, State
 

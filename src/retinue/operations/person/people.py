@@ -180,7 +180,9 @@ async def forget(desk: Desk, caller: Principal, asked: Forget) -> PersonForgotte
             try_this=f"repeat the name in `confirm`: {person.name}",
             code="person.not-confirmed",
         )
-    from retinue.store.people import erase_person  # much SQL that is seldom asked for: a start does not wait for it
+    from retinue.store.maintenance import (
+        erase_person,  # much SQL that is seldom asked for: a start does not wait for it
+    )
 
     for session in await desk.store.scan(partial(erase_person.own_sessions, person=person.name)):
         await desk.engine.cancel(session, by=str(caller.address), why=f"{person.name} is forgotten", clear_due=True)

@@ -22,7 +22,7 @@ from retinue.domain.agent import PermissionLevel
 from retinue.domain.errors import Conflict, Invalid, NotFound
 from retinue.domain.principal import Principal
 from retinue.operations.base import Desk, Nothing, Operation
-from retinue.operations.server.doctor_registry import Check, Found, Scene, problem, warning
+from retinue.operations.doctor_registry import Check, Found, Scene, problem, warning
 
 SETTINGS_DEPTH_MAX = 16
 

@@ -38,8 +38,8 @@ from retinue.policy.tools.tools import Circumstances, Door
 from retinue.runners.model_context import arranged
 from retinue.store.agents import agents, audit, grants
 from retinue.store.core.transaction import Page
-from retinue.store.envelopes.message_authors import letters_of
 from retinue.store.runs import runs
+from retinue.store.runs.message_authors import letters_of
 from retinue.store.runs.run_requesters import requesters
 from retinue.store.sessions import records, sessions
 from retinue.tools.files import as_granted

@@ -15,10 +15,10 @@ from retinue.domain.principal import Principal
 from retinue.operations.agent.agent_prompt import TEMPLATES_GOOD
 from retinue.operations.base import Desk, Operation
 from retinue.operations.connector.connector_checks import DOORS
+from retinue.operations.doctor_registry import Checked, Health, Scene, examine, register, worst
 from retinue.operations.mcp.mcp import MCP_SERVERS
 from retinue.operations.plugin.plugins import PLUGINS_LOADED
 from retinue.operations.server.doctor_checks import EVERY_HOUSE
-from retinue.operations.server.doctor_registry import Checked, Health, Scene, examine, register, worst
 from retinue.operations.skill.skills import SKILLS_READ
 
 if TYPE_CHECKING:  # brought in when it is asked for: it knows sandboxes, settings files and more

@@ -23,12 +23,12 @@ from retinue.domain.agent import Agent
 from retinue.domain.errors import RetinueError
 from retinue.domain.session import Mind
 from retinue.domain.times import from_ms, to_ms
-from retinue.operations.server.doctor_registry import Check, Found, Scene, problem, warning
+from retinue.operations.doctor_registry import Check, Found, Scene, problem, warning
 from retinue.store.agents import agents as staff
 from retinue.store.core import tables as t
-from retinue.store.core.open_store import SCHEMA, stored_revision
 from retinue.store.envelopes import dead_letters as store_dead_letters
 from retinue.store.ledger import ledger
+from retinue.store.open_store import SCHEMA, stored_revision
 
 PYTHON_LEAST = (3, 11)
 SQLITE_LEAST = (3, 35, 0)
@@ -350,7 +350,7 @@ async def disk_facts(scene: Scene) -> DiskFacts | None:
 
 
 def _look_at_disk(home: Path, now_ms: int) -> DiskFacts:
-    from retinue.store.core.backup import UNDER_WAY
+    from retinue.store.maintenance.backup import UNDER_WAY
 
     paths = [home, *(home / name for name in PRIVATE)]
     if (home / "socket").is_file():

@@ -26,10 +26,10 @@ from retinue.domain.storable_text import is_storable
 from retinue.domain.times import show, to_ms
 from retinue.operations.base import Desk, Operation
 from retinue.store.agents import file_trust
-from retinue.store.core import purge as store_purge
 from retinue.store.core.connection import Store
-from retinue.store.core.purge import KEYS_OUTLIVE_MS, Horizon
 from retinue.store.envelopes.attachment_files import Files
+from retinue.store.maintenance import purge as store_purge
+from retinue.store.maintenance.purge import KEYS_OUTLIVE_MS, Horizon
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ async def tidy_forever(desk: Desk, retention: Callable[[], Retention]) -> None:
 
 
 async def back_up(desk: Desk, caller: Principal, asked: Backup) -> HouseBackedUp:
-    from retinue.store.core import backup as store_backup  # once a day, if at all
+    from retinue.store.maintenance import backup as store_backup  # once a day, if at all
 
     now = desk.clock.now()
     with _alone(desk):
@@ -308,7 +308,7 @@ def _folder(desk: Desk, caller: Principal, to: str, now: datetime) -> Path:
 
 
 def _see_that_it_is_sound(folder: Path, *, now_ms: int) -> None:
-    from retinue.store.core import backup as store_backup
+    from retinue.store.maintenance import backup as store_backup
 
     found = store_backup.verify(folder, now_ms=now_ms)
     if not found.ok:

@@ -27,9 +27,9 @@ from retinue.domain.principal import Principal
 from retinue.domain.times import show as show_time
 from retinue.domain.times import to_ms
 from retinue.operations.base import Desk, Operation
+from retinue.operations.doctor_registry import Check, Found, Scene, warning
 from retinue.operations.parameter_schema import parameters
 from retinue.operations.plugin.plugins import guests_of
-from retinue.operations.server.doctor_registry import Check, Found, Scene, warning
 from retinue.store.agents import agents, approved_hashes
 
 if TYPE_CHECKING:

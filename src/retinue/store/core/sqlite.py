@@ -172,7 +172,7 @@ def _in_savepoint(conn: sa.Connection, raw: sqlite3.Connection, job: _Job) -> _D
 
 
 class SqliteStore:
-    """The default store. Opened by `retinue.store.core.open_store.open_store`, which brings the schema up to date first."""
+    """The default store. Opened by `retinue.store.open_store.open_store`, which brings the schema up to date first."""
 
     def __init__(self, path: Path, *, faults: Faults = NO_FAULTS) -> None:
         self.path = path

@@ -9,9 +9,9 @@ from retinue.domain.envelope import Envelope
 from retinue.domain.ids import EnvelopeId
 from retinue.domain.principal import HOUSE, Principal
 from retinue.store.core import tables as t
-from retinue.store.core.purge import was_purged
 from retinue.store.core.row_visibility import sees_envelope
 from retinue.store.envelopes.envelopes import get, resolve
+from retinue.store.maintenance.purge import was_purged
 
 SHOWN_MAX = 20
 HOPS_MAX = 5_000

@@ -15,9 +15,9 @@ from retinue.domain.person import Requester, Role
 from retinue.domain.run import Run
 from retinue.domain.session import OriginKind, Session
 from retinue.domain.trust import Trust
-from retinue.store.envelopes.message_authors import OWNER, letters_of, said, who_spoke
 from retinue.store.people import people
 from retinue.store.runs import processes, runs
+from retinue.store.runs.message_authors import OWNER, letters_of, said, who_spoke
 from retinue.store.schedules import schedules
 from retinue.store.sessions import sessions
 

@@ -21,11 +21,11 @@ from retinue.domain.times import to_ms
 from retinue.store.channels import deliveries
 from retinue.store.core import tables as t
 from retinue.store.core.lookup import find
-from retinue.store.core.purge import was_purged
 from retinue.store.core.row_visibility import sees_session
 from retinue.store.core.transaction import latest_ms
 from retinue.store.envelopes import envelopes
 from retinue.store.envelopes.dead_letters import retries
+from retinue.store.maintenance.purge import was_purged
 from retinue.store.runs import runs
 from retinue.store.runs.run_timeline import afresh, approval_facts, head, resets, story
 from retinue.store.runs.timeline import FACTS_MAX, Fact, Said, addressed, fact, in_order, listed, quoted, read, span

@@ -33,10 +33,10 @@ from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, Sto
 from retinue.store.core.connection import explain
 from retinue.store.core.durable_files import sync, write_private
 from retinue.store.core.fast_connection import QuickConnection
-from retinue.store.core.open_store import SCHEMA
-from retinue.store.core.purge import named_attachments
 from retinue.store.envelopes.attachment_files import Files
 from retinue.store.ledger import ledger
+from retinue.store.maintenance.purge import named_attachments
+from retinue.store.open_store import SCHEMA
 
 FORMAT = 1
 STORE, FILES, AGENTS, SETTINGS, MANIFEST = "house.db", "files", "agents", "retinue.toml", "manifest.json"

@@ -1,0 +1,1 @@
+"""Backup, purge and erasure: work across all tables."""
