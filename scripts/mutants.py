@@ -20,7 +20,7 @@ import time
 import tomllib
 import venv
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,11 +36,18 @@ ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "mutants.toml"
 RESULTS = ROOT / "build" / "mutants.json"
 
-PACKAGES = ("store", "engine", "policy", "mailroom", "models", "api")
+PACKAGES = {
+    "store": ("store",),
+    "engine": ("engine",),
+    "policy": ("policy", "text"),
+    "intake": ("intake", "outbox", "connectors/supervisor"),
+    "models": ("models", "net"),
+    "api": ("api",),
+}
 EACH = 11
 SEED = 20
 # Made by hand or by a tool once, run by a package that only slow tests have, or not part of the server.
-SKIPPED = ("/migrations/", "/generate.py", "/bridge", "/local_server.py")
+SKIPPED = ("/migrations/", "/generate_", "/pydantic_ai_", "/local_server.py")
 # A defect can make a test wait for ever. No run of the picked tests takes this long otherwise.
 LIMIT_S = 300.0
 SUITE_LIMIT_S = 7200.0
@@ -294,6 +301,11 @@ def source_texts(root: Path) -> dict[str, str]:
     return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
+def is_in(path: str, folders: Iterable[str]) -> bool:
+    """Whether a file is in one of these folders of retinue."""
+    return any(path.startswith(f"src/retinue/{folder}/") for folder in folders)
+
+
 def chosen_sites(copy: Path) -> list[Site]:
     """Places for the list, the same number in each package, with defects that can be imported."""
     texts = source_texts(copy)
@@ -302,10 +314,10 @@ def chosen_sites(copy: Path) -> list[Site]:
         package: [
             site
             for path, text in texts.items()
-            if path.startswith(f"src/retinue/{package}/") and not any(skipped in path for skipped in SKIPPED)
+            if is_in(path, folders) and not any(skipped in path for skipped in SKIPPED)
             for site in sites(path, text, members)
         ]
-        for package in PACKAGES
+        for package, folders in PACKAGES.items()
     }
     return choose(found, EACH, SEED, lambda site: can_be_imported(copy, site, texts[site.mutant.file]))
 
@@ -339,8 +351,8 @@ def summary(mutants: Sequence[Mutant], results: dict[str, Result]) -> Iterator[s
     for mutant in mutants:
         if results[mutant.name].status in ("survived", "missing"):
             yield f"{results[mutant.name].status}: {mutant.name}"
-    for package in PACKAGES:
-        own = [results[each.name] for each in mutants if each.file.startswith(f"src/retinue/{package}/")]
+    for package, folders in PACKAGES.items():
+        own = [results[each.name] for each in mutants if is_in(each.file, folders)]
         if own:
             yield f"{package:<9} {_count(own)}"
     yield f"mutants: {_count([results[mutant.name] for mutant in mutants])}"

@@ -132,7 +132,7 @@ def test_what_needs_the_house_itself_is_not_to_be_had(lived_in: tuple[HouseProce
 def test_nobody_opens_the_house_while_it_is_looked_at(lived_in: tuple[HouseProcess, str]) -> None:
     house, _ = lived_in
     script = (
-        "import sys\nfrom retinue.config import from_environment\nfrom retinue.app.offline import closed_store\nimport os\n"
+        "import os, sys\nfrom retinue.config import from_environment\nfrom retinue.app.offline import closed_store\n"
         "with closed_store(from_environment(os.environ)):\n    print('looking', flush=True)\n    sys.stdin.read()\n"
     )
     looking = subprocess.Popen(

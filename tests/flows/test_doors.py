@@ -28,10 +28,10 @@ from retinue.domain.session import OriginKind
 from retinue.domain.structs import replace
 from retinue.domain.tool import Effect, ToolSpec
 from retinue.operations.mcp.mcp_endpoint import Visitor
-from retinue.policy.tools.tool_groups import fits
 from retinue.policy.tools.tools import Chain, Circumstances, Door, layers_for
 from retinue.store.agents import agents
 from retinue.testing.scripted_model import calls, says
+from retinue.text.glob_match import matches_glob
 from retinue.tools.base import Scene, schema_of
 
 RANK = (Verdict.ALLOW, Verdict.ASK, Verdict.DENY)
@@ -169,7 +169,9 @@ class Doors:
             return verdict
         # What is granted for good counts where a person has opened the session.
         held = case.granted if where.origin.foreground else ()
-        if verdict is Verdict.ASK and any(fits(each.partition(":")[2], case.tool) for each in held if ":" in each):
+        if verdict is Verdict.ASK and any(
+            matches_glob(each.partition(":")[2], case.tool) for each in held if ":" in each
+        ):
             verdict = Verdict.ALLOW
         reach = Verdict.ASK if tool.reaches and "web" not in held else Verdict.ALLOW
         return max(verdict, reach, tool.wall, key=RANK.index)

@@ -22,7 +22,7 @@ from retinue.agents.skills import Gates, Surroundings, gated, gates_of
 from retinue.config.hooks import HookSettings
 from retinue.domain.errors import Invalid
 from retinue.domain.storable_text import is_storable
-from retinue.policy.tools.tool_groups import fits
+from retinue.text.glob_match import matches_glob
 
 FILE = "HOOK.md"
 FOLDER = "hooks"
@@ -145,7 +145,7 @@ def standing(
 def _standing(hook: Hook, good: Mapping[str, str], here: Surroundings, settings: HookSettings) -> Standing:
     if not settings.enabled:
         return Standing(hook, HookState.OFF, "`hooks.enabled` is not set")
-    if any(fits(glob, hook.name) for glob in settings.deny):
+    if any(matches_glob(glob, hook.name) for glob in settings.deny):
         return Standing(hook, HookState.OFF, "`hooks.deny` names it")
     if why := gated(hook.gates, here):
         return Standing(hook, HookState.UNFIT, why)

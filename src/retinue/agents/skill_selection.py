@@ -19,7 +19,7 @@ from retinue.agents.skills import Skill, Source, Surroundings, gated
 from retinue.config.skills import SkillEntry, SkillLists, SkillSettings
 from retinue.domain.errors import Invalid
 from retinue.domain.storable_text import escaped
-from retinue.policy.tools.tool_groups import fits
+from retinue.text.glob_match import matches_glob
 
 LISTED_MAX = 150  # skills that a model is told of at once
 INLINE_CHARS_MAX = 20_000  # of one skill that is told in full
@@ -57,9 +57,9 @@ class Lists:
         for lists, whose in ((self.house, "the house's"), (self.own, "the agent's")):
             if lists is None:
                 continue
-            if any(fits(glob, name) for glob in lists.deny):
+            if any(matches_glob(glob, name) for glob in lists.deny):
                 return f"{whose} list denies it"
-            if not any(fits(glob, name) for glob in lists.allow):
+            if not any(matches_glob(glob, name) for glob in lists.allow):
                 return f"{whose} list does not allow it"
         return ""
 
@@ -159,10 +159,14 @@ def choose(
         ready = [skill for skill in ready if skill.name in subset]
     telling = lists.telling
     inline = [
-        skill for skill in ready if skill.name == called or any(fits(glob, skill.name) for glob in telling.inline)
+        skill
+        for skill in ready
+        if skill.name == called or any(matches_glob(glob, skill.name) for glob in telling.inline)
     ]
     listed = [
-        skill for skill in ready if skill not in inline and any(fits(glob, skill.name) for glob in telling.available)
+        skill
+        for skill in ready
+        if skill not in inline and any(matches_glob(glob, skill.name) for glob in telling.available)
     ]
     had = {skill.name for skill in (*listed[:LISTED_MAX], *inline)}
     return Choice(

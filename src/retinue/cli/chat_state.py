@@ -98,7 +98,7 @@ class Conversation:
         self._view = view
         self._own: set[str] = set()
         self._told: set[str] = set()
-        self._run = ""
+        self._run: str = ""
         self._closed: int | None = None  # the last turn of this run whose reply is news, if we know
         self._ended: list[str] = []
         self._partials: dict[str, Partial] = {}

@@ -1,4 +1,4 @@
-"""`[origin]`: rules about where values come from. They are declared here, and `policy/provenance/provenance*.py` decides by them.
+"""`[origin]`: rules about where values come from. `policy/provenance` decides by them.
 
 A rule names tools and arguments by globs. A tool that no rule names explains nothing.
 """

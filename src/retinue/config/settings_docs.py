@@ -1,4 +1,4 @@
-"""Makes docs/reference/settings.md from the settings themselves: `python -m retinue.config.settings_docs` in a checkout."""
+"""Writes docs/reference/settings.md from the settings: `python -m retinue.config.settings_docs` in a checkout."""
 
 from __future__ import annotations
 

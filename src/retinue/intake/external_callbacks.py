@@ -28,14 +28,13 @@ from retinue.domain.trust import Trust
 from retinue.intake.accept import Entered, Wake, enter, purged_before, seen_before
 from retinue.intake.delegations import end
 from retinue.net.signatures import LETTER, SIGNATURE, TIMESTAMP, WINDOW_S, Purpose, is_recent, is_signed_by, signed
-from retinue.outbox.external_agent_delivery import named
 from retinue.store.agents import agents
 from retinue.store.core.connection import Store
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes
 from retinue.store.maintenance import purge
 from retinue.store.runs import delegations
-from retinue.store.sessions import sessions
+from retinue.store.sessions import external_keys, sessions
 
 OPEN_LOOKED_AT_MAX = 100
 UNREAD_MAX = 100  # words that nobody asked for and that wait to be read, in one session
@@ -127,7 +126,7 @@ def _known(conn: sa.Connection, *, came: Came) -> tuple[Session | None, list[str
 
     Where there is no such session, every agent's key is good for hearing so: nobody else learns which there are.
     """
-    session = named(conn, came.session)
+    session = external_keys.find_session(conn, came.session)
     agent = agents.find(conn, session.agent) if session is not None else None
     if session is not None and agent is not None and _answers_here(agent) and session.deleted_at is None:
         return session, [agent.external.secret]

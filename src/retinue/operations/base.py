@@ -144,7 +144,8 @@ class Operation(Struct, frozen=True, kw_only=True):
     """`name` is `noun.verb`; the noun and verb make the route and the command.
 
     `permission` is the least level that may ask, unless the house's `permission_policy` says otherwise. What is asked
-    about is found by `store/core/lookup` and listed through `store/core/row_visibility`: what the caller does not see is not there.
+    about is found by `store/core/lookup` and listed through `store/core/row_visibility`: what the caller does not see
+    is not there.
 
     `claims_key`: a key that came with the request is claimed in a commit of its own before the handler begins, so that
     a request which was cut off is not done again under the same key. A handler that can be refused before its effect

@@ -28,7 +28,7 @@ from retinue.domain.envelope import Envelope, Kind
 from retinue.domain.errors import Invalid
 from retinue.domain.ids import SessionId
 from retinue.domain.ports import Clock
-from retinue.domain.session import Origin, OriginKind, Session
+from retinue.domain.session import Origin, OriginKind
 from retinue.intake.routing import who_listens
 from retinue.net.signatures import LETTER, SIGNATURE, TIMESTAMP, Purpose, signed
 from retinue.outbox.signed_request import MakeHttp, bring
@@ -83,14 +83,6 @@ def _work(conn: sa.Connection, *, envelope: Envelope) -> _Work | None:
     if agent is None:
         return None
     return _Work(agent.name, agent.external, known_as(conn, delegation.session))
-
-
-def named(conn: sa.Connection, id_: str) -> Session | None:
-    """The session that the far side knows by this id."""
-    if (session := sessions.get(conn, id_)) is not None:
-        return session
-    chosen = external_keys.get(conn, id_)
-    return sessions.get(conn, chosen) if chosen is not None else None
 
 
 def known_as(conn: sa.Connection, session: SessionId) -> str:

@@ -39,7 +39,7 @@ class Schema(Struct, frozen=True):
 
     head: str = HEAD
     known: frozenset[str] = KNOWN_REVISIONS
-    scripts: Path = Path(__file__).parent.parent / "migrations"
+    scripts: Path = Path(__file__).parent / "migrations"
     from_tables: bool = False
 
 

@@ -1,6 +1,6 @@
 """Accounts for every slot of every schedule, for the judge of a simulation.
 
-When a schedule comes is worked out by `retinue.testing.schedule_oracle`. What the house makes of it is seen row by row, as its
+When a schedule comes is worked out by `schedule_oracle`. What the house makes of it is seen row by row, as its
 commits change them: which occurrences it makes, lets go, skips and takes back. Between the two nothing may be left
 over: each slot of the time in which a schedule was enabled is an occurrence that ran once, or a skip that says why;
 and no occurrence is anything but a slot.

@@ -15,7 +15,7 @@ from retinue.domain.envelope import TEXT_BYTES_MAX
 from retinue.domain.errors import Invalid, NotAllowed, NotFound
 from retinue.domain.slash_command import EFFORT_WORDS
 from retinue.domain.storable_text import clipped_bytes, is_storable
-from retinue.policy.tools.tool_groups import fits
+from retinue.text.glob_match import matches_glob
 
 NAME_CHARS_MAX = 100
 SESSION_CHARS_MAX = 100
@@ -98,7 +98,7 @@ def _mapped(
     shown = {name: value for name, value in headers.items() if name not in SECRET_HEADERS}
     values: dict[str, Any] = {"payload": webhook_templates.bounded(_payload(body)), "headers": shown}
     for name, mapping in mapped:
-        if not all(fits(glob, webhook_templates.at(values, place)) for place, glob in mapping.match.items()):
+        if not all(matches_glob(glob, webhook_templates.at(values, place)) for place, glob in mapping.match.items()):
             continue
         wish = Wish(
             kind=mapping.kind,
@@ -152,7 +152,7 @@ def _checked(wish: Wish) -> Wish:
 
 
 def _allowed_agent(settings: WebhookSettings, name: str) -> str:
-    if not name or name == settings.agent or any(fits(glob, name) for glob in settings.agents):
+    if not name or name == settings.agent or any(matches_glob(glob, name) for glob in settings.agents):
         return name
     raise NotAllowed(
         f"requests may not be for {name[:WORD_CHARS_MAX]!r}",
@@ -183,7 +183,7 @@ def _allowed_delivery(settings: WebhookSettings, asked: _Agent) -> str:
     if not asked.deliver:
         return NOWHERE
     where = f"channel:{asked.channel}:{asked.to}" if asked.channel and asked.to else asked.to or asked.channel
-    if not where or where == "last" or any(fits(glob, where) for glob in settings.deliveries):
+    if not where or where == "last" or any(matches_glob(glob, where) for glob in settings.deliveries):
         return "" if where == "last" else where
     raise NotAllowed(
         f"the answer may not go to {where[:WORD_CHARS_MAX]!r}",

@@ -27,8 +27,8 @@ from retinue.domain.person import Role
 from retinue.domain.times import to_ms
 from retinue.domain.tool import Effect
 from retinue.operations.server.security_facts import Abilities, Facts, Ground, Held, gather
-from retinue.policy.tools.tool_groups import fits
 from retinue.policy.tools.tools import OUTSIDE_KEY
+from retinue.text.glob_match import matches_glob
 
 NAMES_SHOWN_MAX = 10
 UNUSED_DAYS = 30
@@ -404,7 +404,7 @@ def outside_senders(facts: Facts) -> Iterator[_Found]:
     if _is_looser(tools.outside_senders, without_profile=True):
         looser.append(OUTSIDE_KEY)
     for name, lists in tools.by_sender.items():
-        outside = name.casefold().startswith(("*", "channel:")) or any(fits(name, guest) for guest in guests)
+        outside = name.casefold().startswith(("*", "channel:")) or any(matches_glob(name, guest) for guest in guests)
         if outside and _is_looser(lists):
             looser.append(f"tools.by_sender.{name}")
     for channel, rules in tools.by_channel.items():

@@ -8,7 +8,7 @@ from enum import StrEnum
 from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings, SessionsSeen
 from retinue.domain.agent import Agent
 from retinue.domain.decision import Decision, Verdict
-from retinue.policy.tools.tool_groups import fits
+from retinue.text.glob_match import matches_glob
 
 
 class Sight(StrEnum):
@@ -83,4 +83,4 @@ def _same(agent: Agent, target: Agent) -> bool:
 
 
 def _fitting(globs: Sequence[str], target: Agent) -> str | None:
-    return next((glob for glob in globs if fits(glob, target.name)), None)
+    return next((glob for glob in globs if matches_glob(glob, target.name)), None)

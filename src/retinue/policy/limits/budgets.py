@@ -1,6 +1,6 @@
 """What may be spent, and how much an input may come to: settings and sizes into plain numbers.
 
-What they are used for, `domain/budget_caps`, is needed within a commit too, and therefore lives where the store can see it.
+They are used by `domain/budget_caps`, which commits need too: it is where the store can import it.
 """
 
 from __future__ import annotations

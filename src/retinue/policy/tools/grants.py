@@ -9,7 +9,7 @@ from retinue.domain.grant import Grant
 from retinue.domain.ids import SessionId
 from retinue.domain.permission import Access, Permission, Rights
 from retinue.domain.session import OriginKind
-from retinue.policy.tools.tool_groups import fits
+from retinue.text.glob_match import matches_glob
 
 
 def in_force(
@@ -38,4 +38,4 @@ def missing(needs: Sequence[Permission], rights: Rights, held: Sequence[Permissi
 
 def lets_use(held: Iterable[Permission], tool: str) -> Permission | None:
     """The grant by which a tool that would be asked about is not."""
-    return next((have for have in held if have.access is Access.TOOL and fits(have.what, tool)), None)
+    return next((have for have in held if have.access is Access.TOOL and matches_glob(have.what, tool)), None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+
+from retinue.text.glob_match import matches_glob
 
 EVERYTHING = "*"
 GROUP = "group:"
@@ -99,16 +99,6 @@ OWNER_DECIDES = frozenset(
 )
 
 
-@lru_cache(maxsize=4_096)
-def _pattern(glob: str) -> re.Pattern[str]:
-    return re.compile(".*".join(re.escape(part) for part in glob.split("*")), re.DOTALL)
-
-
-def fits(glob: str, text: str) -> bool:
-    """Whether a glob is for this whole text. Only `*` is special; case does not count."""
-    return _pattern(glob.casefold()).fullmatch(text.casefold()) is not None
-
-
 def expanded(entries: Iterable[str], sources: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """Entries of a list as globs over names of tools. `sources` has the tools of each plug-in and MCP server."""
     globs: list[str] = []
@@ -116,7 +106,7 @@ def expanded(entries: Iterable[str], sources: Mapping[str, tuple[str, ...]]) -> 
         name = entry.casefold()
         group = name.removeprefix(GROUP)
         if name.startswith(GROUP):
-            found = [tools for known, tools in (*GROUPS.items(), *_of_plugins(sources)) if fits(group, known)]
+            found = [tools for known, tools in (*GROUPS.items(), *_of_plugins(sources)) if matches_glob(group, known)]
             globs += (tool for tools in found for tool in tools)
         elif name in GROUPS and name != "exec":  # `exec` alone is the tool
             globs += GROUPS[name]

@@ -30,8 +30,8 @@ from retinue.policy.tools.tool_groups import (
     PROFILES,
     SUBAGENT_DENIED,
     expanded,
-    fits,
 )
+from retinue.text.glob_match import matches_glob
 
 SYSTEM = "system_"
 WRITING = ("write", "edit")
@@ -149,7 +149,7 @@ class Chain:
         return known
 
     def _look(self, spec: ToolSpec) -> Iterator[Finding]:
-        if spec.by_name and not any(glob != EVERYTHING and fits(glob, spec.name) for glob in self._named):
+        if spec.by_name and not any(glob != EVERYTHING and matches_glob(glob, spec.name) for glob in self._named):
             because = f"'{spec.name}' is only for agents whose rules name it"
             yield Finding("by name", Verdict.DENY, because, _agent_key(self.layers, "also_allow"))
         for rules in self._rules:
@@ -162,7 +162,7 @@ class Chain:
         allow: tuple[str, ...] | None = expanded(lists.allow, sources)
         for field in ("allow", "also_allow", "ask", "deny"):
             for entry in getattr(lists, field):
-                if not any(fits(glob, name) for glob in expanded((entry,), sources) for name in specs):
+                if not any(matches_glob(glob, name) for glob in expanded((entry,), sources) for name in specs):
                     if entry != EVERYTHING and not _is_known(entry):
                         why = f": {ABSENT[entry.casefold()]}" if entry.casefold() in ABSENT else ""
                         self.warnings.append(f"{layer.key}.{field} names '{entry}', and there is no such tool{why}")
@@ -217,12 +217,12 @@ def _say(rules: _Rules, spec: ToolSpec) -> Finding:
 
 
 def _first(globs: Sequence[str], text: str) -> str | None:
-    return next((glob for glob in globs if fits(glob, text)), None)
+    return next((glob for glob in globs if matches_glob(glob, text)), None)
 
 
 def _only_plugins(globs: Sequence[str], specs: Mapping[str, ToolSpec]) -> bool:
     """Whether these fit tools of plug-ins and no other: then they were written to add them, not to hide the rest."""
-    fitting = [spec for name, spec in specs.items() if any(fits(glob, name) for glob in globs)]
+    fitting = [spec for name, spec in specs.items() if any(matches_glob(glob, name) for glob in globs)]
     return bool(fitting) and all(":" in spec.source for spec in fitting)
 
 
@@ -290,7 +290,9 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
     if not where.browser:
         layers.append(Layer(name="the sandbox", key="sandbox.browser", lists=ToolLists(deny=BROWSING)))
     if where.door is not Door.MODEL:
-        denied = tuple(name for name in INVOKE_DENIED if not any(fits(glob, name) for glob in settings.invoke_allow))
+        denied = tuple(
+            name for name in INVOKE_DENIED if not any(matches_glob(glob, name) for glob in settings.invoke_allow)
+        )
         layers.append(
             Layer(name="the rule for direct calls", key="tools.invoke_allow", lists=ToolLists(deny=denied), fixed=True)
         )
@@ -377,7 +379,7 @@ def _for_sender(settings: ToolSettings, addresses: Sequence[Address | None], roo
     layers: list[Layer] = []
     senders = [str(each) for each in addresses if each is not None]
     for name, lists in settings.by_sender.items():
-        if any(fits(name, sender) for sender in senders):
+        if any(matches_glob(name, sender) for sender in senders):
             layers.append(Layer(name=f"the rules for {name}", key=f"tools.by_sender.{name}", lists=lists))
     if room:
         # The nearest rules count alone: of this sender here, of this channel, of the sender anywhere, of any channel.
@@ -387,7 +389,7 @@ def _for_sender(settings: ToolSettings, addresses: Sequence[Address | None], roo
                 continue
             key = f"tools.by_channel.{channel}"
             for name, lists in rules.by_sender.items():
-                if any(fits(name, sender) for sender in senders):
+                if any(matches_glob(name, sender) for sender in senders):
                     told = f"the rules for {name} in {channel}"
                     return [*layers, Layer(name=told, key=f"{key}.by_sender.{name}", lists=lists)]
             return [*layers, Layer(name=f"the rules for {channel}", key=key, lists=rules)]

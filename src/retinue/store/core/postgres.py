@@ -27,7 +27,7 @@ _WHO_KNOWS = "*"  # a statement that was not built of tables
 
 
 class PostgresStore:
-    """Opened by `retinue.store.open_store.open_store`. With a lock, no connection is used that the lock did not admit."""
+    """Opened by `retinue.store.open_store`. With a lock, no connection is used that the lock did not admit."""
 
     def __init__(self, url: str | sa.URL, *, faults: Faults = NO_FAULTS, lock: ServerLock | None = None) -> None:
         self._faults = faults

@@ -1,7 +1,7 @@
 """Dead letters: envelopes that ended without an answer through no choice of anyone's, kept to be looked at and retried.
 
-A retry is a new envelope (`outbox/dead_letter_retry` posts it); what is done stays done. All retries of one letter, and the
-retries of those, are numbered in one line under the first letter's id, so that finding them needs no search.
+A retry is a new envelope (`outbox/dead_letter_retry` posts it); what is done stays done. All retries of one letter, and
+the retries of those, are numbered in one line under the first letter's id, so that finding them needs no search.
 """
 
 from __future__ import annotations

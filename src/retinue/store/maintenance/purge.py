@@ -6,7 +6,8 @@ from them. What goes is counted where it was counted when it came, and its key o
 it, so that what is delivered again is still recognised. Sessions and their records are not touched: whoever wants those
 gone resets or deletes the session. Nor is money: what was spent stays known.
 
-Each body here is one short commit over a bounded number of rows; `operations/server/maintenance` goes on until nothing is left.
+Each body here is one short commit over a bounded number of rows; `operations/server/maintenance` repeats it until
+nothing is left.
 """
 
 from __future__ import annotations

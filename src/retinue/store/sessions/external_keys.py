@@ -5,7 +5,9 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from retinue.domain.ids import SessionId
+from retinue.domain.session import Session
 from retinue.store.core import tables as t
+from retinue.store.sessions import sessions
 
 _b = sa.bindparam
 _k = t.external_keys
@@ -18,6 +20,14 @@ _forget = _k.delete().where(_k.c.key == _b("the_key"))
 def get(conn: sa.Connection, key: str) -> SessionId | None:
     found: str | None = conn.execute(_get, {"key": key}).scalar()
     return SessionId(found) if found is not None else None
+
+
+def find_session(conn: sa.Connection, key: str) -> Session | None:
+    """The session with this id, or else the one for which this key was chosen."""
+    if (session := sessions.get(conn, key)) is not None:
+        return session
+    chosen = get(conn, key)
+    return sessions.get(conn, chosen) if chosen is not None else None
 
 
 def of(conn: sa.Connection, session: str) -> str | None:

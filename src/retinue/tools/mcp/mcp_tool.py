@@ -11,8 +11,8 @@ import msgspec
 from retinue.config.mcp import McpServer
 from retinue.domain.ports import Ids
 from retinue.domain.tool import Effect, ToolSpec
-from retinue.policy.tools.tool_groups import fits
 from retinue.store.envelopes.attachment_files import Files
+from retinue.text.glob_match import matches_glob
 from retinue.tools.base import Output, Scene, ToolFailed, schema_of
 from retinue.tools.mcp import mcp_results
 from retinue.tools.mcp.mcp_server import Server, unusable
@@ -39,7 +39,7 @@ class _OfServer:
         """Rules say so before it comes to this; a call that passed them by is refused here."""
         server, settings = self._server, self._settings(self._server.name)
         for agent in (scene.agent.name, *(sender.name for sender in scene.senders)):
-            if settings is not None and any(fits(glob, agent) for glob in settings.agents):
+            if settings is not None and any(matches_glob(glob, agent) for glob in settings.agents):
                 continue
             raise ToolFailed(
                 f"{agent} may not use the MCP server '{server.name}'",

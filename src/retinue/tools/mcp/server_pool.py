@@ -17,11 +17,11 @@ from retinue.domain.agent import Agent, ToolLists
 from retinue.domain.errors import NotFound
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.times import to_ms
-from retinue.policy.tools.tool_groups import fits
 from retinue.policy.tools.tools import Layer
 from retinue.store.agents import approved_hashes
 from retinue.store.core.connection import Store
 from retinue.store.envelopes.attachment_files import Files
+from retinue.text.glob_match import matches_glob
 from retinue.tools.base import Tool
 from retinue.tools.mcp.server_status import Needs, SandboxOf, Standing, State, same_line
 from retinue.tools.mcp.tool_names import PREFIX
@@ -239,5 +239,5 @@ def layers(settings: Settings, agent: Agent) -> list[Layer]:
             fixed=True,
         )
         for name, each in settings.items()
-        if not any(fits(glob, agent.name) for glob in each.agents)
+        if not any(matches_glob(glob, agent.name) for glob in each.agents)
     ]

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from retinue.domain.tool import Effect
-from retinue.policy.tools.tool_groups import fits
+from retinue.text.glob_match import matches_glob
 from retinue.text.untrusted_wrapper import harmless
 from retinue.tools.mcp.schemas import Json, Unfit, flat
 from retinue.tools.mcp.tool_names import tool_name
@@ -110,7 +110,9 @@ def listing(
     taken = tool_name(server, RESOURCES) if resources else ""
     for said in sorted(tools, key=lambda each: each.name):
         shown = plain(said.name)[:NAME_CHARS_MAX]
-        if any(fits(glob, said.name) for glob in denied) or not any(fits(glob, said.name) for glob in allowed):
+        if any(matches_glob(glob, said.name) for glob in denied) or not any(
+            matches_glob(glob, said.name) for glob in allowed
+        ):
             left_out[shown] = "the settings of this server leave it out"
             continue
         try:

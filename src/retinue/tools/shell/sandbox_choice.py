@@ -1,4 +1,4 @@
-"""Which sandbox a command of `exec` gets: what is configured, put to work. The choice itself is `sandbox/sandbox_selection`."""
+"""Makes the sandbox for a command of `exec`, as configured; `sandbox/sandbox_selection` chooses it."""
 
 from __future__ import annotations
 
