@@ -60,7 +60,30 @@ KNOWN_CIRCLES = {
     # Handlers read the catalog that holds them.
     "operations": {
         frozenset(
-            ["agent", "approval", "audit", "base", "catalog", "config", "connector", "delegation", "doctor_registry", "envelope", "known_secrets", "mcp", "model", "operation_tools", "parameter_schema", "person", "plugin", "policy", "run", "schedule", "server", "session", "skill", "tool", "tool_context"]
+            (
+                *(
+                    "agent",
+                    "approval",
+                    "audit",
+                    "base",
+                    "catalog",
+                    "config",
+                    "connector",
+                    "delegation",
+                    "doctor_registry",
+                ),
+                *(
+                    "envelope",
+                    "known_secrets",
+                    "mcp",
+                    "model",
+                    "operation_tools",
+                    "parameter_schema",
+                    "person",
+                    "plugin",
+                ),
+                *("policy", "run", "schedule", "server", "session", "skill", "tool", "tool_context"),
+            )
         )
     },
     # The commit that ends an envelope also ends its occurrence, and a schedule makes envelopes.
