@@ -140,7 +140,7 @@ export type CommandsListed = { "commands": Array<CommandShown> };
 
 export type ConfigApplied = { "dry-run": boolean; "agents": Array<StepPlanned>; "people": Array<StepPlanned>; "schedules": Array<StepPlanned>; "bindings": Array<StepPlanned>; "not-yet": Array<string>; "tokens"?: Record<string, string>; "cleared-runs"?: number; "shown-once"?: Array<string> };
 
-export type ConfigChanged = { "changes": Array<RetinueConfigChangesChange>; "waiting-for-a-restart": Array<string>; "hash": string };
+export type ConfigChanged = { "changes": Array<RetinueConfigSettingsDiffChange>; "waiting-for-a-restart": Array<string>; "hash": string };
 
 export type ConfigChecked = { "ok": boolean; "faults": Array<string>; "hash": string };
 
@@ -148,7 +148,7 @@ export type ConfigExported = { "text": string };
 
 export type ConfigFields = { "file": string; "hash": string; "sections": Array<SectionShown>; "faults": Array<FaultShown>; "waiting-for-a-restart": Array<string> };
 
-export type ConfigPreview = { "old": string; "new": string; "patch": Record<string, unknown>; "changes": Array<RetinueConfigChangesChange>; "faults": Array<FaultShown>; "hash": string };
+export type ConfigPreview = { "old": string; "new": string; "patch": Record<string, unknown>; "changes": Array<RetinueConfigSettingsDiffChange>; "faults": Array<FaultShown>; "hash": string };
 
 export type ConfigShown = { "file": string; "hash": string; "files": Array<string>; "settings": Record<string, unknown>; "default-agent": string | null; "waiting-for-a-restart": Array<string> };
 
@@ -168,7 +168,7 @@ export type CredentialKind = "api_key" | "token";
 
 export type CredentialRemoved = { "id": string; "agent": string | null; "removed": boolean };
 
-export type CredentialShown = { "id": string; "provider": string; "agent": string | null; "kind": CredentialKind; "where": string; "state": RetinueOperationsCredentialAnswersState; "because": string; "region": string | null; "position": number | null; "used-at": string | null; "failures": Record<string, FailureShown> };
+export type CredentialShown = { "id": string; "provider": string; "agent": string | null; "kind": CredentialKind; "where": string; "state": RetinueOperationsModelCredentialResponsesState; "because": string; "region": string | null; "position": number | null; "used-at": string | null; "failures": Record<string, FailureShown> };
 
 export type CredentialsListed = { "credentials": Array<CredentialShown> };
 
@@ -374,7 +374,7 @@ export type McpRead = { "server": McpShown; "content": string; "difference": Arr
 
 export type McpRevoked = { "name": string; "revoked": boolean };
 
-export type McpShown = { "name": string; "state": RetinueToolsMcpStandingState; "because": string; "try": string; "hash": string; "retry-at": string; "agents": Array<string>; "tools": Array<string>; "left-out": Record<string, string> };
+export type McpShown = { "name": string; "state": RetinueToolsMcpServerStatusState; "because": string; "try": string; "hash": string; "retry-at": string; "agents": Array<string>; "tools": Array<string>; "left-out": Record<string, string> };
 
 export type Missed = "run" | "skip";
 
@@ -648,7 +648,7 @@ export type SkillRead = { "skill": SkillShown; "content": string; "difference": 
 
 export type SkillRevoked = { "name": string; "revoked": boolean };
 
-export type SkillShown = { "name": string; "description": string; "path": string; "source": Source; "state": RetinueAgentsSkillsChoosingState; "because": string; "hash": string; "bundle": string };
+export type SkillShown = { "name": string; "description": string; "path": string; "source": Source; "state": RetinueAgentsSkillSelectionState; "because": string; "hash": string; "bundle": string };
 
 export type SkillsListed = { "skills": Array<SkillShown>; "shadowed": Array<string>; "broken": Array<SkillBroken> };
 
@@ -764,9 +764,9 @@ export type WorkspaceAccess = "none" | "ro" | "rw";
 
 export type WriteFile = { "name": string; "path": string; "content": string; "hash": string; "believe"?: boolean };
 
-export type RetinueAgentsSkillsChoosingState = "changed" | "new" | "off" | "ready" | "unfit";
+export type RetinueAgentsSkillSelectionState = "changed" | "new" | "off" | "ready" | "unfit";
 
-export type RetinueConfigChangesChange = { "path": string; "effect": Effect };
+export type RetinueConfigSettingsDiffChange = { "path": string; "effect": Effect };
 
 export type RetinueDomainEnvelopeKind = "answer" | "approval" | "decision" | "delegation" | "job" | "message" | "notice" | "system";
 
@@ -774,171 +774,171 @@ export type RetinueDomainRecordUsage = { "input_tokens"?: number; "output_tokens
 
 export type RetinueDomainScheduleKind = "heartbeat" | "reminder" | "schedule" | "wake-up";
 
-export type RetinueOperationsAgentsSet = { "name": string; "display_name"?: string | null; "description"?: string | null; "runner"?: string | null; "external_url"?: string | null; "external_secret"?: string | null; "external_timeout_s"?: number | null; "external_retries"?: number | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string | null; "instructions_mode"?: InstructionMode | null; "workspace"?: string | null; "context_files"?: Array<string> | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "queue_debounce_s"?: number | null; "reset_daily_at"?: string | null; "reset_idle_minutes"?: number | null; "reset_context_tokens_max"?: number | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "delegation_allow"?: Array<string> | null; "delegation_deny"?: Array<string> | null; "delegation_depth_max"?: number | null; "delegation_open_max"?: number | null; "delegation_exchanges_max"?: number | null; "delegation_circles"?: boolean | null; "delegation_histories"?: boolean | null; "subagents_allow"?: Array<string> | null; "subagents_model"?: string | null; "subagents_effort"?: string | null; "subagents_run_seconds_max"?: number | null; "subagents_archive_after_s"?: number | null; "heartbeat_every_s"?: number | null; "heartbeat_active_start"?: string | null; "heartbeat_active_end"?: string | null; "heartbeat_active_zone"?: string | null; "heartbeat_prompt"?: string | null; "heartbeat_model"?: string | null; "heartbeat_place"?: Place | null; "heartbeat_target"?: string | null; "heartbeat_ack_chars_max"?: number | null; "sandbox_mode"?: SandboxMode | null; "sandbox_scope"?: Scope | null; "sandbox_workspace"?: WorkspaceAccess | null; "sandbox_sessions"?: SessionsSeen | null; "sandbox_browser"?: boolean | null; "sandbox_image"?: string | null; "sandbox_cpus"?: number | null; "sandbox_idle_hours"?: number | null; "sandbox_age_days"?: number | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "colour"?: Colour | null; "visible"?: boolean | null; "clear"?: Array<string>; "dry_run"?: boolean };
+export type RetinueOperationsAgentAgentsSet = { "name": string; "display_name"?: string | null; "description"?: string | null; "runner"?: string | null; "external_url"?: string | null; "external_secret"?: string | null; "external_timeout_s"?: number | null; "external_retries"?: number | null; "provider"?: string | null; "model"?: string | ModelGiven | null; "fallbacks"?: Array<string> | null; "effort"?: string | null; "verbose"?: Verbosity | null; "elevated"?: Elevation | null; "instructions"?: string | null; "instructions_mode"?: InstructionMode | null; "workspace"?: string | null; "context_files"?: Array<string> | null; "delivery"?: Delivery | null; "concurrency"?: number | null; "queue_mode"?: QueueMode | null; "queue_cap"?: number | null; "queue_overflow"?: Overflow | null; "queue_debounce_s"?: number | null; "reset_daily_at"?: string | null; "reset_idle_minutes"?: number | null; "reset_context_tokens_max"?: number | null; "tools_profile"?: string | null; "tools_allow"?: Array<string> | null; "tools_also_allow"?: Array<string> | null; "tools_ask"?: Array<string> | null; "tools_deny"?: Array<string> | null; "tools_capabilities_allow"?: Array<string> | null; "tools_capabilities_deny"?: Array<string> | null; "tools_policy"?: string | null; "delegation_allow"?: Array<string> | null; "delegation_deny"?: Array<string> | null; "delegation_depth_max"?: number | null; "delegation_open_max"?: number | null; "delegation_exchanges_max"?: number | null; "delegation_circles"?: boolean | null; "delegation_histories"?: boolean | null; "subagents_allow"?: Array<string> | null; "subagents_model"?: string | null; "subagents_effort"?: string | null; "subagents_run_seconds_max"?: number | null; "subagents_archive_after_s"?: number | null; "heartbeat_every_s"?: number | null; "heartbeat_active_start"?: string | null; "heartbeat_active_end"?: string | null; "heartbeat_active_zone"?: string | null; "heartbeat_prompt"?: string | null; "heartbeat_model"?: string | null; "heartbeat_place"?: Place | null; "heartbeat_target"?: string | null; "heartbeat_ack_chars_max"?: number | null; "sandbox_mode"?: SandboxMode | null; "sandbox_scope"?: Scope | null; "sandbox_workspace"?: WorkspaceAccess | null; "sandbox_sessions"?: SessionsSeen | null; "sandbox_browser"?: boolean | null; "sandbox_image"?: string | null; "sandbox_cpus"?: number | null; "sandbox_idle_hours"?: number | null; "sandbox_age_days"?: number | null; "turns_max"?: number | null; "run_seconds_max"?: number | null; "tokens_max"?: number | null; "cost_microusd_max"?: number | null; "tree_microusd_max"?: number | null; "day_microusd_max"?: number | null; "month_microusd_max"?: number | null; "attempts_max"?: number | null; "replay_age_s"?: number | null; "approval_wait_s"?: number | null; "permission_level"?: PermissionLevel | null; "icon"?: string | null; "colour"?: Colour | null; "visible"?: boolean | null; "clear"?: Array<string>; "dry_run"?: boolean };
 
-export type RetinueOperationsApprovalsList = { "past"?: boolean; "limit"?: number; "cursor"?: string };
+export type RetinueOperationsApprovalApprovalsList = { "past"?: boolean; "limit"?: number; "cursor"?: string };
 
-export type RetinueOperationsAuditExport = { "session"?: string; "after"?: string; "limit"?: number };
+export type RetinueOperationsApprovalQuestionnairesById = { "id": string };
 
-export type RetinueOperationsAuditList = { "session"?: string; "kind"?: AuditKind | null; "agent"?: string; "who"?: string; "since"?: string; "before"?: string; "limit"?: number };
+export type RetinueOperationsApprovalQuestionnairesListing = { "open"?: boolean; "limit"?: number; "before"?: string };
 
-export type RetinueOperationsBindingsOne = { "id": string };
+export type RetinueOperationsAuditAuditExport = { "session"?: string; "after"?: string; "limit"?: number };
 
-export type RetinueOperationsBindingsSet = { "agent": string; "connector": string; "account"?: string; "peer_kind"?: PeerKind | null; "peer"?: string; "parent"?: string; "guild"?: string; "team"?: string; "also"?: Array<string> };
+export type RetinueOperationsAuditAuditList = { "session"?: string; "kind"?: AuditKind | null; "agent"?: string; "who"?: string; "since"?: string; "before"?: string; "limit"?: number };
 
-export type RetinueOperationsConnectorsAdd = { "kind": string; "name"?: string; "settings"?: Record<string, unknown>; "answers"?: Record<string, string>; "secrets"?: Record<string, string>; "check"?: boolean };
+export type RetinueOperationsConnectorBindingsOne = { "id": string };
 
-export type RetinueOperationsConnectorsOne = { "name": string };
+export type RetinueOperationsConnectorBindingsSet = { "agent": string; "connector": string; "account"?: string; "peer_kind"?: PeerKind | null; "peer"?: string; "parent"?: string; "guild"?: string; "team"?: string; "also"?: Array<string> };
 
-export type RetinueOperationsCredentialAnswersState = "cooling-down" | "ready" | "unreadable";
+export type RetinueOperationsConnectorConnectorsAdd = { "kind": string; "name"?: string; "settings"?: Record<string, unknown>; "answers"?: Record<string, string>; "secrets"?: Record<string, string>; "check"?: boolean };
 
-export type RetinueOperationsCredentialKeysAdd = { "provider": string; "name": string; "agent"?: string; "kind"?: CredentialKind; "region"?: string; "key_env"?: string; "key_file"?: string; "key"?: string };
+export type RetinueOperationsConnectorConnectorsOne = { "name": string };
 
-export type RetinueOperationsCredentialsById = { "id": string; "agent"?: string };
+export type RetinueOperationsConnectorPairingWhich = { "which": string };
 
-export type RetinueOperationsCredentialsWhich = { "provider"?: string; "agent"?: string };
+export type RetinueOperationsConnectorPoisonMessagesListing = { "every"?: boolean; "limit"?: number };
 
-export type RetinueOperationsDelegationsListing = { "session"?: string; "open"?: boolean; "limit"?: number; "cursor"?: string };
+export type RetinueOperationsConnectorPoisonMessagesOne = { "id": string };
 
-export type RetinueOperationsDelegationsStop = { "id": string; "why"?: string };
+export type RetinueOperationsDelegationDelegationsListing = { "session"?: string; "open"?: boolean; "limit"?: number; "cursor"?: string };
 
-export type RetinueOperationsDeletingListing = { "limit"?: number };
+export type RetinueOperationsDelegationDelegationsStop = { "id": string; "why"?: string };
 
-export type RetinueOperationsEnvelopesById = { "id": string };
+export type RetinueOperationsDelegationSubagentsListing = { "session"?: string; "all"?: boolean; "limit"?: number; "cursor"?: string };
 
-export type RetinueOperationsEnvelopesListing = { "limit"?: number; "before"?: string };
+export type RetinueOperationsDelegationSubagentsStop = { "id"?: string; "session"?: string; "why"?: string };
 
-export type RetinueOperationsEnvelopesSend = { "to"?: string; "text": string; "key"?: string; "conversation"?: string; "session"?: string; "deliver_at"?: string; "expires_at"?: string; "reply_to"?: string; "attachments"?: Array<Upload>; "model"?: string; "provider"?: string; "lane"?: LaneKind | null; "workspace"?: string; "extra_system_prompt"?: string; "when_busy"?: WhenBusy | null; "webhook"?: Webhook | null };
+export type RetinueOperationsEnvelopeEnvelopeListsListing = { "status": Status; "to"?: string; "from"?: string; "limit"?: number; "created_after"?: string; "created_before"?: string; "before"?: string; "ack"?: boolean };
 
-export type RetinueOperationsHeartbeatsAdd = { "text": string; "id"?: string; "title"?: string; "gate"?: GateForm | null; "overwrite"?: boolean; "agent"?: string };
+export type RetinueOperationsEnvelopeEnvelopesById = { "id": string };
 
-export type RetinueOperationsHeartbeatsRun = { "ids"?: Array<string>; "force"?: boolean; "agent"?: string };
+export type RetinueOperationsEnvelopeEnvelopesListing = { "limit"?: number; "before"?: string };
 
-export type RetinueOperationsHeartbeatsWhich = { "id": string; "agent"?: string };
+export type RetinueOperationsEnvelopeEnvelopesSend = { "to"?: string; "text": string; "key"?: string; "conversation"?: string; "session"?: string; "deliver_at"?: string; "expires_at"?: string; "reply_to"?: string; "attachments"?: Array<Upload>; "model"?: string; "provider"?: string; "lane"?: LaneKind | null; "workspace"?: string; "extra_system_prompt"?: string; "when_busy"?: WhenBusy | null; "webhook"?: Webhook | null };
 
-export type RetinueOperationsHooksEnable = { "name": string; "hash"?: string };
+export type RetinueOperationsMcpMcpApprove = { "name": string; "hash"?: string };
 
-export type RetinueOperationsHooksList = Record<string, never>;
+export type RetinueOperationsMcpMcpOne = { "name": string };
 
-export type RetinueOperationsHooksOne = { "name": string };
+export type RetinueOperationsModelCredentialKeysAdd = { "provider": string; "name": string; "agent"?: string; "kind"?: CredentialKind; "region"?: string; "key_env"?: string; "key_file"?: string; "key"?: string };
 
-export type RetinueOperationsHouseExplained = { "lines": Array<string> };
+export type RetinueOperationsModelCredentialResponsesState = "cooling-down" | "ready" | "unreadable";
 
-export type RetinueOperationsHouseState = { "hidden"?: boolean };
+export type RetinueOperationsModelCredentialsById = { "id": string; "agent"?: string };
 
-export type RetinueOperationsMailListing = { "status": Status; "to"?: string; "from"?: string; "limit"?: number; "created_after"?: string; "created_before"?: string; "before"?: string; "ack"?: boolean };
+export type RetinueOperationsModelCredentialsWhich = { "provider"?: string; "agent"?: string };
 
-export type RetinueOperationsMcpApprove = { "name": string; "hash"?: string };
+export type RetinueOperationsModelModelsShow = { "agent"?: string; "session"?: string };
 
-export type RetinueOperationsMcpOne = { "name": string };
+export type RetinueOperationsModelUsageUsage = { "by"?: By; "from"?: string; "to"?: string; "agent"?: string; "person"?: string; "limit"?: number };
 
-export type RetinueOperationsModelsShow = { "agent"?: string; "session"?: string };
+export type RetinueOperationsPersonNotificationsCreate = { "title": string; "text"?: string; "to"?: string };
 
-export type RetinueOperationsNotificationsCreate = { "title": string; "text"?: string; "to"?: string };
+export type RetinueOperationsPersonNotificationsListing = { "unread"?: boolean; "limit"?: number; "before"?: string };
 
-export type RetinueOperationsNotificationsListing = { "unread"?: boolean; "limit"?: number; "before"?: string };
+export type RetinueOperationsPersonNotificationsWhich = { "id"?: string; "all"?: boolean };
 
-export type RetinueOperationsNotificationsWhich = { "id"?: string; "all"?: boolean };
+export type RetinueOperationsPersonPreferencesSet = { "key": string; "value": unknown };
 
-export type RetinueOperationsPairingWhich = { "which": string };
+export type RetinueOperationsPersonTokensById = { "id": string; "principal"?: string };
 
-export type RetinueOperationsPluginsChange = { "name": string; "settings": Record<string, unknown> };
+export type RetinueOperationsPersonTokensCreate = { "label"?: string; "principal"?: string; "expires_in_days"?: number | null };
 
-export type RetinueOperationsPluginsEnable = { "name": string; "plugin"?: string };
+export type RetinueOperationsPluginPluginsChange = { "name": string; "settings": Record<string, unknown> };
 
-export type RetinueOperationsPluginsOne = { "name": string };
+export type RetinueOperationsPluginPluginsEnable = { "name": string; "plugin"?: string };
 
-export type RetinueOperationsPolicyExplain = { "agent": string; "tool": string; "args"?: Record<string, unknown>; "sender"?: string; "session"?: string; "model"?: string; "origin"?: OriginKind; "door"?: Door; "changes"?: Record<string, unknown> };
+export type RetinueOperationsPluginPluginsOne = { "name": string };
 
-export type RetinueOperationsPolicyExplained = { "agent": string; "tool": string; "verdict": Verdict; "because": string; "key": string; "findings": Array<FindingShown>; "would-grant": Array<string>; "warnings": Array<string> };
+export type RetinueOperationsPolicyPolicyExplain = { "agent": string; "tool": string; "args"?: Record<string, unknown>; "sender"?: string; "session"?: string; "model"?: string; "origin"?: OriginKind; "door"?: Door; "changes"?: Record<string, unknown> };
 
-export type RetinueOperationsPreferencesSet = { "key": string; "value": unknown };
+export type RetinueOperationsPolicyPolicyExplained = { "agent": string; "tool": string; "verdict": Verdict; "because": string; "key": string; "findings": Array<FindingShown>; "would-grant": Array<string>; "warnings": Array<string> };
 
-export type RetinueOperationsQuestionnairesById = { "id": string };
+export type RetinueOperationsRunRunListList = { "agent"?: string; "session"?: string; "person"?: string; "sender"?: string; "status"?: RunStatus | null; "model"?: string; "since"?: string; "until"?: string; "limit"?: number; "cursor"?: string };
 
-export type RetinueOperationsQuestionnairesListing = { "open"?: boolean; "limit"?: number; "before"?: string };
+export type RetinueOperationsRunRunsById = { "id": string };
 
-export type RetinueOperationsRemindersById = { "id": string };
+export type RetinueOperationsScheduleHeartbeatsAdd = { "text": string; "id"?: string; "title"?: string; "gate"?: GateForm | null; "overwrite"?: boolean; "agent"?: string };
 
-export type RetinueOperationsRemindersListing = { "limit"?: number };
+export type RetinueOperationsScheduleHeartbeatsRun = { "ids"?: Array<string>; "force"?: boolean; "agent"?: string };
 
-export type RetinueOperationsRunListList = { "agent"?: string; "session"?: string; "person"?: string; "sender"?: string; "status"?: RunStatus | null; "model"?: string; "since"?: string; "until"?: string; "limit"?: number; "cursor"?: string };
+export type RetinueOperationsScheduleHeartbeatsWhich = { "id": string; "agent"?: string };
 
-export type RetinueOperationsRunsById = { "id": string };
+export type RetinueOperationsScheduleRemindersById = { "id": string };
 
-export type RetinueOperationsSchedulesAdd = { "to"?: string; "text"?: string; "at"?: string; "every"?: string; "cron"?: string; "zone"?: string; "place"?: Place | null; "deliver"?: string; "missed"?: Missed | null; "delete_after_run"?: boolean; "gate"?: GateForm | null; "model"?: string; "title"?: string; "attributes"?: Record<string, unknown>; "description"?: string; "name"?: string; "enabled"?: boolean };
+export type RetinueOperationsScheduleRemindersListing = { "limit"?: number };
 
-export type RetinueOperationsSchedulesExplain = { "cron"?: string; "every"?: string; "at"?: string; "zone"?: string; "count"?: number };
+export type RetinueOperationsScheduleSchedulesAdd = { "to"?: string; "text"?: string; "at"?: string; "every"?: string; "cron"?: string; "zone"?: string; "place"?: Place | null; "deliver"?: string; "missed"?: Missed | null; "delete_after_run"?: boolean; "gate"?: GateForm | null; "model"?: string; "title"?: string; "attributes"?: Record<string, unknown>; "description"?: string; "name"?: string; "enabled"?: boolean };
 
-export type RetinueOperationsSchedulesHistory = { "schedule": string; "limit"?: number; "cursor"?: string };
+export type RetinueOperationsScheduleSchedulesExplain = { "cron"?: string; "every"?: string; "at"?: string; "zone"?: string; "count"?: number };
 
-export type RetinueOperationsSchedulesListing = { "kind"?: RetinueDomainScheduleKind | null; "agent"?: string; "limit"?: number; "cursor"?: string };
+export type RetinueOperationsScheduleSchedulesHistory = { "schedule": string; "limit"?: number; "cursor"?: string };
 
-export type RetinueOperationsSchedulesRun = { "schedule": string; "force"?: boolean };
+export type RetinueOperationsScheduleSchedulesListing = { "kind"?: RetinueDomainScheduleKind | null; "agent"?: string; "limit"?: number; "cursor"?: string };
 
-export type RetinueOperationsSchedulesSet = { "schedule": string; "to"?: string | null; "text"?: string | null; "at"?: string | null; "every"?: string | null; "cron"?: string | null; "zone"?: string | null; "place"?: Place | null; "deliver"?: string | null; "missed"?: string | null; "delete_after_run"?: boolean | null; "gate"?: GateForm | null; "model"?: string | null; "title"?: string | null; "attributes"?: Record<string, unknown> | null; "description"?: string | null };
+export type RetinueOperationsScheduleSchedulesRun = { "schedule": string; "force"?: boolean };
 
-export type RetinueOperationsSchedulesWhich = { "schedule": string };
+export type RetinueOperationsScheduleSchedulesSet = { "schedule": string; "to"?: string | null; "text"?: string | null; "at"?: string | null; "every"?: string | null; "cron"?: string | null; "zone"?: string | null; "place"?: Place | null; "deliver"?: string | null; "missed"?: string | null; "delete_after_run"?: boolean | null; "gate"?: GateForm | null; "model"?: string | null; "title"?: string | null; "attributes"?: Record<string, unknown> | null; "description"?: string | null };
 
-export type RetinueOperationsSessionPolicySend = { "session": string; "send": Sending };
+export type RetinueOperationsScheduleSchedulesWhich = { "schedule": string };
 
-export type RetinueOperationsSessionsCreate = { "agent": string; "name"?: string | null; "attributes"?: Record<string, unknown> };
+export type RetinueOperationsServerServerExplained = { "lines": Array<string> };
 
-export type RetinueOperationsSessionsHistory = { "session": string; "limit"?: number; "before"?: number | null };
+export type RetinueOperationsServerServerState = { "hidden"?: boolean };
 
-export type RetinueOperationsSessionsListing = { "limit"?: number; "agent"?: string; "cursor"?: string; "archived"?: boolean };
+export type RetinueOperationsSessionDeletedSessionsListing = { "limit"?: number };
 
-export type RetinueOperationsSessionsStop = { "session": string; "why"?: string; "clear"?: boolean };
+export type RetinueOperationsSessionSessionPolicySend = { "session": string; "send": Sending };
 
-export type RetinueOperationsSetAsideListing = { "every"?: boolean; "limit"?: number };
+export type RetinueOperationsSessionSessionsCreate = { "agent": string; "name"?: string | null; "attributes"?: Record<string, unknown> };
 
-export type RetinueOperationsSetAsideOne = { "id": string };
+export type RetinueOperationsSessionSessionsHistory = { "session": string; "limit"?: number; "before"?: number | null };
 
-export type RetinueOperationsSkillsApprove = { "name": string; "hash"?: string; "agent"?: string; "workspace"?: string };
+export type RetinueOperationsSessionSessionsListing = { "limit"?: number; "agent"?: string; "cursor"?: string; "archived"?: boolean };
 
-export type RetinueOperationsSkillsExport = { "name": string; "to"?: string };
+export type RetinueOperationsSessionSessionsStop = { "session": string; "why"?: string; "clear"?: boolean };
 
-export type RetinueOperationsSkillsList = { "agent"?: string; "workspace"?: string };
+export type RetinueOperationsSkillHooksEnable = { "name": string; "hash"?: string };
 
-export type RetinueOperationsSkillsShow = { "name": string; "agent"?: string; "workspace"?: string };
+export type RetinueOperationsSkillHooksList = Record<string, never>;
 
-export type RetinueOperationsSubagentsListing = { "session"?: string; "all"?: boolean; "limit"?: number; "cursor"?: string };
+export type RetinueOperationsSkillHooksOne = { "name": string };
 
-export type RetinueOperationsSubagentsStop = { "id"?: string; "session"?: string; "why"?: string };
+export type RetinueOperationsSkillSkillsApprove = { "name": string; "hash"?: string; "agent"?: string; "workspace"?: string };
 
-export type RetinueOperationsTokensById = { "id": string; "principal"?: string };
+export type RetinueOperationsSkillSkillsExport = { "name": string; "to"?: string };
 
-export type RetinueOperationsTokensCreate = { "label"?: string; "principal"?: string; "expires_in_days"?: number | null };
+export type RetinueOperationsSkillSkillsList = { "agent"?: string; "workspace"?: string };
 
-export type RetinueOperationsUsageUsage = { "by"?: By; "from"?: string; "to"?: string; "agent"?: string; "person"?: string; "limit"?: number };
+export type RetinueOperationsSkillSkillsShow = { "name": string; "agent"?: string; "workspace"?: string };
 
-export type RetinueToolsMcpStandingState = "failed" | "off" | "ready" | "starting" | "waiting";
+export type RetinueToolsMcpServerStatusState = "failed" | "off" | "ready" | "starting" | "waiting";
 
 export interface Operations {
   /** Send an envelope. */
-  "envelope.send": { asked: RetinueOperationsEnvelopesSend; answered: Sent; effect: true };
+  "envelope.send": { asked: RetinueOperationsEnvelopeEnvelopesSend; answered: Sent; effect: true };
   /** Show one envelope. */
-  "envelope.show": { asked: RetinueOperationsEnvelopesById; answered: EnvelopeShown; effect: false };
+  "envelope.show": { asked: RetinueOperationsEnvelopeEnvelopesById; answered: EnvelopeShown; effect: false };
   /** Show what an envelope replies to. */
-  "envelope.thread": { asked: RetinueOperationsEnvelopesById; answered: ThreadShown; effect: false };
+  "envelope.thread": { asked: RetinueOperationsEnvelopeEnvelopesById; answered: ThreadShown; effect: false };
   /** List dead letters. */
-  "envelope.dead": { asked: RetinueOperationsEnvelopesListing; answered: DeadLetters; effect: false };
+  "envelope.dead": { asked: RetinueOperationsEnvelopeEnvelopesListing; answered: DeadLetters; effect: false };
   /** Take back an envelope that still waits. */
-  "envelope.cancel": { asked: RetinueOperationsEnvelopesById; answered: EnvelopeCancelled; effect: true };
+  "envelope.cancel": { asked: RetinueOperationsEnvelopeEnvelopesById; answered: EnvelopeCancelled; effect: true };
   /** Send a dead letter once more. */
-  "envelope.retry": { asked: RetinueOperationsEnvelopesById; answered: Sent; effect: true };
+  "envelope.retry": { asked: RetinueOperationsEnvelopeEnvelopesById; answered: Sent; effect: true };
   /** List envelopes by who sent or received them. */
-  "envelope.list": { asked: RetinueOperationsMailListing; answered: EnvelopesListed; effect: true };
+  "envelope.list": { asked: RetinueOperationsEnvelopeEnvelopeListsListing; answered: EnvelopesListed; effect: true };
   /** Show the newest envelopes, whoever wrote them. */
   "envelope.recent": { asked: Recent; answered: EnvelopesPassed; effect: false };
   /** Show what waits for you. */
   "inbox.list": { asked: Inbox; answered: InboxShown; effect: true };
   /** List sessions. */
-  "session.list": { asked: RetinueOperationsSessionsListing; answered: SessionsListed; effect: false };
+  "session.list": { asked: RetinueOperationsSessionSessionsListing; answered: SessionsListed; effect: false };
   /** Show the records of a session. */
-  "session.history": { asked: RetinueOperationsSessionsHistory; answered: SessionHistory; effect: false };
+  "session.history": { asked: RetinueOperationsSessionSessionsHistory; answered: SessionHistory; effect: false };
   /** Begin a session of your own. */
-  "session.create": { asked: RetinueOperationsSessionsCreate; answered: SessionSummary; effect: true };
+  "session.create": { asked: RetinueOperationsSessionSessionsCreate; answered: SessionSummary; effect: true };
   /** Name a session. */
   "session.rename": { asked: Rename; answered: SessionSummary; effect: true };
   /** Keep a session at the top. */
@@ -958,7 +958,7 @@ export interface Operations {
   /** Show a session as it is now. */
   "session.state": { asked: OfSession; answered: SessionState; effect: false };
   /** Stop what runs in a session. */
-  "session.stop": { asked: RetinueOperationsSessionsStop; answered: SessionStopped; effect: true };
+  "session.stop": { asked: RetinueOperationsSessionSessionsStop; answered: SessionStopped; effect: true };
   /** Begin a fresh context. */
   "session.reset": { asked: Reset; answered: SessionReset; effect: true };
   /** Set how mail queues. */
@@ -974,17 +974,17 @@ export interface Operations {
   /** Begin a fresh context after what runs. */
   "session.refresh": { asked: Refresh; answered: SessionRefreshed; effect: true };
   /** Set whether a session's words go out. */
-  "session.sending": { asked: RetinueOperationsSessionPolicySend; answered: SessionSends; effect: true };
+  "session.sending": { asked: RetinueOperationsSessionSessionPolicySend; answered: SessionSends; effect: true };
   /** Read a conversation, newest first. */
   "session.transcript": { asked: Transcript; answered: TranscriptRead; effect: false };
   /** How a run came out: its status, the models that were asked, tokens and cost. */
-  "run.show": { asked: RetinueOperationsRunsById; answered: RunResult; effect: false };
+  "run.show": { asked: RetinueOperationsRunRunsById; answered: RunResult; effect: false };
   /** List runs, newest first, with what each took and how it came out. */
-  "run.list": { asked: RetinueOperationsRunListList; answered: RunsListed; effect: false };
+  "run.list": { asked: RetinueOperationsRunRunListList; answered: RunsListed; effect: false };
   /** Tell a run act by act: models, tools, questions and mail, with moments and cost. */
-  "run.trace": { asked: RetinueOperationsRunsById; answered: RunTraced; effect: false };
+  "run.trace": { asked: RetinueOperationsRunRunsById; answered: RunTraced; effect: false };
   /** List the questions that wait for an answer, or what became of the others. */
-  "approval.list": { asked: RetinueOperationsApprovalsList; answered: ApprovalsListed; effect: false };
+  "approval.list": { asked: RetinueOperationsApprovalApprovalsList; answered: ApprovalsListed; effect: false };
   /** List what can be asked of the house in a conversation. */
   "command.list": { asked: CommandList; answered: CommandsListed; effect: false };
   /** Give a session out as files. */
@@ -996,21 +996,21 @@ export interface Operations {
   /** Cut something out of a conversation. */
   "session.trim": { asked: Trim; answered: SessionTrimmed; effect: true };
   /** List deleted sessions that can be brought back. */
-  "session.deleted": { asked: RetinueOperationsDeletingListing; answered: DeletedListed; effect: false };
+  "session.deleted": { asked: RetinueOperationsSessionDeletedSessionsListing; answered: DeletedListed; effect: false };
   /** Bring a deleted session back. */
   "session.restore": { asked: OfSession; answered: SessionSummary; effect: true };
   /** Show what waits in a session, in its order. */
   "session.waiting": { asked: Waiting; answered: SessionWaiting; effect: false };
   /** List work that agents have handed to one another. */
-  "delegation.list": { asked: RetinueOperationsDelegationsListing; answered: DelegationsListed; effect: false };
+  "delegation.list": { asked: RetinueOperationsDelegationDelegationsListing; answered: DelegationsListed; effect: false };
   /** Stop work that was handed on, and all that came of it. */
-  "delegation.stop": { asked: RetinueOperationsDelegationsStop; answered: DelegationStopped; effect: true };
+  "delegation.stop": { asked: RetinueOperationsDelegationDelegationsStop; answered: DelegationStopped; effect: true };
   /** List subagents that were sent out. */
-  "subagent.list": { asked: RetinueOperationsSubagentsListing; answered: SubagentsListed; effect: false };
+  "subagent.list": { asked: RetinueOperationsDelegationSubagentsListing; answered: SubagentsListed; effect: false };
   /** Show a subagent, and what came of it. */
   "subagent.show": { asked: OfSubagent; answered: SubagentShown; effect: false };
   /** Stop a subagent, or all of a session. */
-  "subagent.stop": { asked: RetinueOperationsSubagentsStop; answered: SubagentsStopped; effect: true };
+  "subagent.stop": { asked: RetinueOperationsDelegationSubagentsStop; answered: SubagentsStopped; effect: true };
   /** Show what a subagent has read, said and done. */
   "subagent.log": { asked: Log; answered: SessionHistory; effect: false };
   /** Write to a subagent. */
@@ -1022,7 +1022,7 @@ export interface Operations {
   /** Take an agent on. */
   "agent.register": { asked: Register; answered: AgentRegistered; effect: true };
   /** Change an agent. */
-  "agent.set": { asked: RetinueOperationsAgentsSet; answered: AgentChanged; effect: true };
+  "agent.set": { asked: RetinueOperationsAgentAgentsSet; answered: AgentChanged; effect: true };
   /** List what an agent has been. */
   "agent.versions": { asked: Versions; answered: AgentVersionsListed; effect: false };
   /** Compare two versions of an agent. */
@@ -1044,13 +1044,13 @@ export interface Operations {
   /** List the models there are to choose from. */
   "model.list": { asked: Nothing; answered: ModelsListed; effect: false };
   /** Show which models would be asked now, and why. */
-  "model.show": { asked: RetinueOperationsModelsShow; answered: ModelsShown; effect: false };
+  "model.show": { asked: RetinueOperationsModelModelsShow; answered: ModelsShown; effect: false };
   /** Which credentials there are for models, and how they fared. Keys are not shown. */
-  "credential.list": { asked: RetinueOperationsCredentialsWhich; answered: CredentialsListed; effect: false };
+  "credential.list": { asked: RetinueOperationsModelCredentialsWhich; answered: CredentialsListed; effect: false };
   /** Add a credential, for the house or for one agent. */
-  "credential.add": { asked: RetinueOperationsCredentialKeysAdd; answered: CredentialShown; effect: true };
+  "credential.add": { asked: RetinueOperationsModelCredentialKeysAdd; answered: CredentialShown; effect: true };
   /** Remove a credential, and the key that was put away for it. */
-  "credential.remove": { asked: RetinueOperationsCredentialsById; answered: CredentialRemoved; effect: true };
+  "credential.remove": { asked: RetinueOperationsModelCredentialsById; answered: CredentialRemoved; effect: true };
   /** Say in which order a provider's credentials are asked. */
   "credential.order": { asked: SetOrder; answered: CredentialsListed; effect: true };
   /** Say that a credential served: its failures are forgiven. */
@@ -1070,13 +1070,13 @@ export interface Operations {
   /** Sign someone out for good, and take their words out of the store. */
   "person.forget": { asked: Forget; answered: PersonForgotten; effect: true };
   /** Make a token. Its secret is shown this once. */
-  "token.create": { asked: RetinueOperationsTokensCreate; answered: TokenMade; effect: true };
+  "token.create": { asked: RetinueOperationsPersonTokensCreate; answered: TokenMade; effect: true };
   /** List tokens, without their secrets. */
   "token.list": { asked: OfPrincipal; answered: TokensListed; effect: false };
   /** Make a token worthless. */
-  "token.revoke": { asked: RetinueOperationsTokensById; answered: TokenRevoked; effect: true };
+  "token.revoke": { asked: RetinueOperationsPersonTokensById; answered: TokenRevoked; effect: true };
   /** Put a new secret in a token's place. It is shown this once. */
-  "token.rotate": { asked: RetinueOperationsTokensById; answered: TokenMade; effect: true };
+  "token.rotate": { asked: RetinueOperationsPersonTokensById; answered: TokenMade; effect: true };
   /** Make a code that signs a browser in, once. */
   "token.code": { asked: Nothing; answered: CodeMade; effect: true };
   /** Show the settings as they are in use. */
@@ -1098,11 +1098,11 @@ export interface Operations {
   /** Who is here, and what waits for you. */
   "house.status": { asked: Nothing; answered: HouseStatus; effect: false };
   /** Everything a client shows first, and the cursor from which its news goes on. */
-  "house.state": { asked: RetinueOperationsHouseState; answered: HouseState; effect: false };
+  "house.state": { asked: RetinueOperationsServerServerState; answered: HouseState; effect: false };
   /** Prove that nothing is lost. */
   "house.ledger": { asked: Nothing; answered: LedgerChecked; effect: false };
   /** Tell why something became what it is. */
-  "house.why": { asked: Why; answered: RetinueOperationsHouseExplained; effect: false };
+  "house.why": { asked: Why; answered: RetinueOperationsServerServerExplained; effect: false };
   /** Show what is at work, what waits, and why. */
   "house.lanes": { asked: Lanes; answered: LanesShown; effect: false };
   /** Show what the house has logged, the newest first. */
@@ -1112,13 +1112,13 @@ export interface Operations {
   /** Take away what is long done. Without `dry_run` set to false it only counts. */
   "house.purge": { asked: Purge; answered: HousePurged; effect: true };
   /** Show what was used and what it cost. */
-  "usage.show": { asked: RetinueOperationsUsageUsage; answered: UsageShown; effect: false };
+  "usage.show": { asked: RetinueOperationsModelUsageUsage; answered: UsageShown; effect: false };
   /** Show what was used day by day, told apart by agent, model, provider or person. */
   "usage.days": { asked: InDays; answered: DaysShown; effect: false };
   /** Show what may be spent, and how much of it is. */
   "usage.budgets": { asked: Nothing; answered: BudgetsShown; effect: false };
   /** Say why an agent may, may not, or must ask to use a tool. */
-  "policy.explain": { asked: RetinueOperationsPolicyExplain; answered: RetinueOperationsPolicyExplained; effect: false };
+  "policy.explain": { asked: RetinueOperationsPolicyPolicyExplain; answered: RetinueOperationsPolicyPolicyExplained; effect: false };
   /** Say which recorded calls would be decided otherwise by other settings. */
   "policy.test": { asked: Test; answered: Tested; effect: false };
   /** List the tools of the house, or what an agent may do with them. */
@@ -1132,83 +1132,83 @@ export interface Operations {
   /** Call a tool directly, as an agent would. */
   "tool.invoke": { asked: Invoke; answered: Invoked; effect: true };
   /** List skills, how they stand, and where they lie. */
-  "skill.list": { asked: RetinueOperationsSkillsList; answered: SkillsListed; effect: false };
+  "skill.list": { asked: RetinueOperationsSkillSkillsList; answered: SkillsListed; effect: false };
   /** Show all of a skill, and what changed since it was found good. */
-  "skill.show": { asked: RetinueOperationsSkillsShow; answered: SkillRead; effect: false };
+  "skill.show": { asked: RetinueOperationsSkillSkillsShow; answered: SkillRead; effect: false };
   /** Find a skill good, once you have read what it says now. */
-  "skill.approve": { asked: RetinueOperationsSkillsApprove; answered: SkillApproved; effect: true };
+  "skill.approve": { asked: RetinueOperationsSkillSkillsApprove; answered: SkillApproved; effect: true };
   /** Take back that a skill was found good. */
-  "skill.revoke": { asked: RetinueOperationsSkillsShow; answered: SkillRevoked; effect: true };
+  "skill.revoke": { asked: RetinueOperationsSkillSkillsShow; answered: SkillRevoked; effect: true };
   /** Write operations as a skill with a command line of its own. */
-  "skill.export": { asked: RetinueOperationsSkillsExport; answered: SkillExported; effect: true };
+  "skill.export": { asked: RetinueOperationsSkillSkillsExport; answered: SkillExported; effect: true };
   /** List plug-ins, and how they fare. */
   "plugin.list": { asked: Nothing; answered: PluginsListed; effect: false };
   /** Show one plug-in and what it brings. */
-  "plugin.show": { asked: RetinueOperationsPluginsOne; answered: Guest; effect: false };
+  "plugin.show": { asked: RetinueOperationsPluginPluginsOne; answered: Guest; effect: false };
   /** Show what a plug-in is told. */
-  "plugin.settings": { asked: RetinueOperationsPluginsOne; answered: PluginSettingsShown; effect: false };
+  "plugin.settings": { asked: RetinueOperationsPluginPluginsOne; answered: PluginSettingsShown; effect: false };
   /** Change some settings of a plug-in. */
-  "plugin.patch": { asked: RetinueOperationsPluginsChange; answered: PluginSettingsShown; effect: true };
+  "plugin.patch": { asked: RetinueOperationsPluginPluginsChange; answered: PluginSettingsShown; effect: true };
   /** Give a plug-in other settings. */
-  "plugin.replace": { asked: RetinueOperationsPluginsChange; answered: PluginSettingsShown; effect: true };
+  "plugin.replace": { asked: RetinueOperationsPluginPluginsChange; answered: PluginSettingsShown; effect: true };
   /** Load a plug-in, from now on. */
-  "plugin.enable": { asked: RetinueOperationsPluginsEnable; answered: Guest; effect: true };
+  "plugin.enable": { asked: RetinueOperationsPluginPluginsEnable; answered: Guest; effect: true };
   /** Unload a plug-in. Its data stays. */
-  "plugin.disable": { asked: RetinueOperationsPluginsOne; answered: Guest; effect: true };
+  "plugin.disable": { asked: RetinueOperationsPluginPluginsOne; answered: Guest; effect: true };
   /** Unload a plug-in and load it again. */
-  "plugin.reload": { asked: RetinueOperationsPluginsOne; answered: Guest; effect: true };
+  "plugin.reload": { asked: RetinueOperationsPluginPluginsOne; answered: Guest; effect: true };
   /** List hooks, how they stand, and where they lie. */
-  "hook.list": { asked: RetinueOperationsHooksList; answered: HooksListed; effect: false };
+  "hook.list": { asked: RetinueOperationsSkillHooksList; answered: HooksListed; effect: false };
   /** Show all of a hook: what it says of itself, and what it runs. */
-  "hook.show": { asked: RetinueOperationsHooksOne; answered: HookRead; effect: false };
+  "hook.show": { asked: RetinueOperationsSkillHooksOne; answered: HookRead; effect: false };
   /** Have a hook run from now on, as it stands. */
-  "hook.enable": { asked: RetinueOperationsHooksEnable; answered: HookShown; effect: true };
+  "hook.enable": { asked: RetinueOperationsSkillHooksEnable; answered: HookShown; effect: true };
   /** Have a hook not run any more. */
-  "hook.disable": { asked: RetinueOperationsHooksOne; answered: HookDisabled; effect: true };
+  "hook.disable": { asked: RetinueOperationsSkillHooksOne; answered: HookDisabled; effect: true };
   /** List MCP servers, and how they fare. */
   "mcp.list": { asked: Nothing; answered: McpListed; effect: false };
   /** Show all that an MCP server offers, and what changed since it was found good. */
-  "mcp.show": { asked: RetinueOperationsMcpOne; answered: McpRead; effect: false };
+  "mcp.show": { asked: RetinueOperationsMcpMcpOne; answered: McpRead; effect: false };
   /** Find the tools of an MCP server good, once you have read what they say now. */
-  "mcp.approve": { asked: RetinueOperationsMcpApprove; answered: McpApproved; effect: true };
+  "mcp.approve": { asked: RetinueOperationsMcpMcpApprove; answered: McpApproved; effect: true };
   /** Take back that the tools of an MCP server were found good. */
-  "mcp.revoke": { asked: RetinueOperationsMcpOne; answered: McpRevoked; effect: true };
+  "mcp.revoke": { asked: RetinueOperationsMcpMcpOne; answered: McpRevoked; effect: true };
   /** End an MCP server and begin it anew. */
-  "mcp.restart": { asked: RetinueOperationsMcpOne; answered: McpShown; effect: true };
+  "mcp.restart": { asked: RetinueOperationsMcpMcpOne; answered: McpShown; effect: true };
   /** List connectors, and how their lines fare. */
   "connector.list": { asked: Nothing; answered: ConnectorsListed; effect: false };
   /** List what connectors can speak. */
   "connector.kinds": { asked: Nothing; answered: KindsListed; effect: false };
   /** Show one connector and its settings. */
-  "connector.show": { asked: RetinueOperationsConnectorsOne; answered: ConnectorRead; effect: false };
+  "connector.show": { asked: RetinueOperationsConnectorConnectorsOne; answered: ConnectorRead; effect: false };
   /** Ask the place of a connector whether it knows us. */
-  "connector.test": { asked: RetinueOperationsConnectorsOne; answered: ConnectorTested; effect: false };
+  "connector.test": { asked: RetinueOperationsConnectorConnectorsOne; answered: ConnectorTested; effect: false };
   /** Connect one more account of ours. */
-  "connector.add": { asked: RetinueOperationsConnectorsAdd; answered: ConnectorAdded; effect: true };
+  "connector.add": { asked: RetinueOperationsConnectorConnectorsAdd; answered: ConnectorAdded; effect: true };
   /** Take a connector out of the settings. */
-  "connector.remove": { asked: RetinueOperationsConnectorsOne; answered: ConnectorRemoved; effect: true };
+  "connector.remove": { asked: RetinueOperationsConnectorConnectorsOne; answered: ConnectorRemoved; effect: true };
   /** Have a connector listen. */
-  "connector.enable": { asked: RetinueOperationsConnectorsOne; answered: ConnectorShown; effect: true };
+  "connector.enable": { asked: RetinueOperationsConnectorConnectorsOne; answered: ConnectorShown; effect: true };
   /** Have a connector rest. */
-  "connector.disable": { asked: RetinueOperationsConnectorsOne; answered: ConnectorShown; effect: true };
+  "connector.disable": { asked: RetinueOperationsConnectorConnectorsOne; answered: ConnectorShown; effect: true };
   /** List messages that the house could not take in. */
-  "set-aside.list": { asked: RetinueOperationsSetAsideListing; answered: SetAsideListed; effect: false };
+  "set-aside.list": { asked: RetinueOperationsConnectorPoisonMessagesListing; answered: SetAsideListed; effect: false };
   /** Take in what was set aside, as if it were said now. */
-  "set-aside.retry": { asked: RetinueOperationsSetAsideOne; answered: SetAsideRetried; effect: true };
+  "set-aside.retry": { asked: RetinueOperationsConnectorPoisonMessagesOne; answered: SetAsideRetried; effect: true };
   /** Let go of what was set aside. */
-  "set-aside.drop": { asked: RetinueOperationsSetAsideOne; answered: SetAsideDropped; effect: true };
+  "set-aside.drop": { asked: RetinueOperationsConnectorPoisonMessagesOne; answered: SetAsideDropped; effect: true };
   /** List which agent answers where. */
   "binding.list": { asked: Nothing; answered: BindingsListed; effect: false };
   /** Have an agent answer somewhere, in place of whoever did. */
-  "binding.set": { asked: RetinueOperationsBindingsSet; answered: BindingSet; effect: true };
+  "binding.set": { asked: RetinueOperationsConnectorBindingsSet; answered: BindingSet; effect: true };
   /** Have nobody in particular answer there any more. */
-  "binding.remove": { asked: RetinueOperationsBindingsOne; answered: BindingRemoved; effect: true };
+  "binding.remove": { asked: RetinueOperationsConnectorBindingsOne; answered: BindingRemoved; effect: true };
   /** List who asked to be let in, and who was. */
   "pairing.list": { asked: Nothing; answered: PairingsListed; effect: false };
   /** Let in whoever was shown this code. */
   "pairing.accept": { asked: Accept; answered: PairingDecided; effect: true };
   /** Do not let in whoever was shown this code. */
-  "pairing.refuse": { asked: RetinueOperationsPairingWhich; answered: PairingDecided; effect: true };
+  "pairing.refuse": { asked: RetinueOperationsConnectorPairingWhich; answered: PairingDecided; effect: true };
   /** Let somebody in no longer. */
   "pairing.dismiss": { asked: Dismiss; answered: Dismissed; effect: true };
   /** List who is who at which place. */
@@ -1218,81 +1218,81 @@ export interface Operations {
   /** Say that an id is nobody in particular any more. */
   "identity.unlink": { asked: Unlink; answered: IdentityUnlinked; effect: true };
   /** Show what was decided and done, the newest first. */
-  "audit.list": { asked: RetinueOperationsAuditList; answered: AuditListed; effect: false };
+  "audit.list": { asked: RetinueOperationsAuditAuditList; answered: AuditListed; effect: false };
   /** See whether the audit is as it was written. */
   "audit.verify": { asked: Verify; answered: AuditVerified; effect: false };
   /** Give the audit out as lines of JSON. */
-  "audit.export": { asked: RetinueOperationsAuditExport; answered: AuditExported; effect: false };
+  "audit.export": { asked: RetinueOperationsAuditAuditExport; answered: AuditExported; effect: false };
   /** Look for what is wrong with the house, and say what to do. */
   "house.doctor": { asked: Doctor; answered: HouseExamined; effect: false };
   /** Put something where a person notices it. */
-  "notification.create": { asked: RetinueOperationsNotificationsCreate; answered: NotificationCreated; effect: true };
+  "notification.create": { asked: RetinueOperationsPersonNotificationsCreate; answered: NotificationCreated; effect: true };
   /** List your notifications, newest first. */
-  "notification.list": { asked: RetinueOperationsNotificationsListing; answered: NotificationsListed; effect: false };
+  "notification.list": { asked: RetinueOperationsPersonNotificationsListing; answered: NotificationsListed; effect: false };
   /** Mark notifications as read. */
-  "notification.read": { asked: RetinueOperationsNotificationsWhich; answered: NotificationsChanged; effect: true };
+  "notification.read": { asked: RetinueOperationsPersonNotificationsWhich; answered: NotificationsChanged; effect: true };
   /** Take notifications away. */
-  "notification.clear": { asked: RetinueOperationsNotificationsWhich; answered: NotificationsChanged; effect: true };
+  "notification.clear": { asked: RetinueOperationsPersonNotificationsWhich; answered: NotificationsChanged; effect: true };
   /** List questions with fields that were put to you, newest first. */
-  "questionnaire.list": { asked: RetinueOperationsQuestionnairesListing; answered: QuestionnairesListed; effect: false };
+  "questionnaire.list": { asked: RetinueOperationsApprovalQuestionnairesListing; answered: QuestionnairesListed; effect: false };
   /** Show one questionnaire. */
-  "questionnaire.show": { asked: RetinueOperationsQuestionnairesById; answered: QuestionnaireShown; effect: false };
+  "questionnaire.show": { asked: RetinueOperationsApprovalQuestionnairesById; answered: QuestionnaireShown; effect: false };
   /** Answer a questionnaire; the agent goes on with what you say. */
   "questionnaire.submit": { asked: Submit; answered: QuestionnaireSubmitted; effect: true };
   /** Leave a questionnaire unanswered for good. */
-  "questionnaire.cancel": { asked: RetinueOperationsQuestionnairesById; answered: QuestionnaireCancelled; effect: true };
+  "questionnaire.cancel": { asked: RetinueOperationsApprovalQuestionnairesById; answered: QuestionnaireCancelled; effect: true };
   /** Show what you have set under a key. */
   "preference.get": { asked: Get; answered: PreferenceShown; effect: false };
   /** Show all that you have set. */
   "preference.list": { asked: Nothing; answered: PreferencesListed; effect: false };
   /** Keep a small value for yourself, the same on every device. */
-  "preference.set": { asked: RetinueOperationsPreferencesSet; answered: PreferenceShown; effect: true };
+  "preference.set": { asked: RetinueOperationsPersonPreferencesSet; answered: PreferenceShown; effect: true };
   /** Have something written at a time, or again and again. */
-  "schedule.add": { asked: RetinueOperationsSchedulesAdd; answered: ScheduleShown; effect: true };
+  "schedule.add": { asked: RetinueOperationsScheduleSchedulesAdd; answered: ScheduleShown; effect: true };
   /** List your schedules, the newest first. */
-  "schedule.list": { asked: RetinueOperationsSchedulesListing; answered: SchedulesListed; effect: false };
+  "schedule.list": { asked: RetinueOperationsScheduleSchedulesListing; answered: SchedulesListed; effect: false };
   /** Show a schedule. */
-  "schedule.show": { asked: RetinueOperationsSchedulesWhich; answered: ScheduleShown; effect: false };
+  "schedule.show": { asked: RetinueOperationsScheduleSchedulesWhich; answered: ScheduleShown; effect: false };
   /** Change a schedule. */
-  "schedule.set": { asked: RetinueOperationsSchedulesSet; answered: ScheduleShown; effect: true };
+  "schedule.set": { asked: RetinueOperationsScheduleSchedulesSet; answered: ScheduleShown; effect: true };
   /** Have a schedule come again. */
-  "schedule.enable": { asked: RetinueOperationsSchedulesWhich; answered: ScheduleChanged; effect: true };
+  "schedule.enable": { asked: RetinueOperationsScheduleSchedulesWhich; answered: ScheduleChanged; effect: true };
   /** Have a schedule come no more, until it is enabled. */
-  "schedule.disable": { asked: RetinueOperationsSchedulesWhich; answered: ScheduleChanged; effect: true };
+  "schedule.disable": { asked: RetinueOperationsScheduleSchedulesWhich; answered: ScheduleChanged; effect: true };
   /** Have a schedule come now, whether or not it is enabled. */
-  "schedule.run": { asked: RetinueOperationsSchedulesRun; answered: ScheduleRun; effect: true };
+  "schedule.run": { asked: RetinueOperationsScheduleSchedulesRun; answered: ScheduleRun; effect: true };
   /** Say in words what a time means, and when it comes. */
-  "schedule.explain": { asked: RetinueOperationsSchedulesExplain; answered: ScheduleExplained; effect: false };
+  "schedule.explain": { asked: RetinueOperationsScheduleSchedulesExplain; answered: ScheduleExplained; effect: false };
   /** Say when a schedule comes next. */
   "schedule.next": { asked: Next; answered: ScheduleExplained; effect: false };
   /** Tell what became of each time a schedule came. */
-  "schedule.history": { asked: RetinueOperationsSchedulesHistory; answered: ScheduleHistory; effect: false };
+  "schedule.history": { asked: RetinueOperationsScheduleSchedulesHistory; answered: ScheduleHistory; effect: false };
   /** Delete a schedule and its history. */
-  "schedule.delete": { asked: RetinueOperationsSchedulesWhich; answered: ScheduleDeleted; effect: true };
+  "schedule.delete": { asked: RetinueOperationsScheduleSchedulesWhich; answered: ScheduleDeleted; effect: true };
   /** List heartbeats: how often agents look by themselves, and what is on their checklists. */
   "heartbeat.list": { asked: Whose; answered: HeartbeatsListed; effect: false };
   /** Show a task of a heartbeat. */
-  "heartbeat.show": { asked: RetinueOperationsHeartbeatsWhich; answered: TaskShown; effect: false };
+  "heartbeat.show": { asked: RetinueOperationsScheduleHeartbeatsWhich; answered: TaskShown; effect: false };
   /** Have an agent look after something at each of its heartbeats. */
-  "heartbeat.add": { asked: RetinueOperationsHeartbeatsAdd; answered: TaskAdded; effect: true };
+  "heartbeat.add": { asked: RetinueOperationsScheduleHeartbeatsAdd; answered: TaskAdded; effect: true };
   /** Take a task off the checklist of a heartbeat. */
-  "heartbeat.remove": { asked: RetinueOperationsHeartbeatsWhich; answered: TaskRemoved; effect: true };
+  "heartbeat.remove": { asked: RetinueOperationsScheduleHeartbeatsWhich; answered: TaskRemoved; effect: true };
   /** Have an agent do tasks of its heartbeat now, or all that is due. */
-  "heartbeat.run": { asked: RetinueOperationsHeartbeatsRun; answered: HeartbeatRun; effect: true };
+  "heartbeat.run": { asked: RetinueOperationsScheduleHeartbeatsRun; answered: HeartbeatRun; effect: true };
   /** Tell what comes in the days from today on. */
   "schedule.calendar": { asked: Calendar; answered: CalendarShown; effect: false };
   /** Remind a person of something at a time. No agent works on it. */
   "reminder.add": { asked: AddReminder; answered: ScheduleShown; effect: true };
   /** List the reminders that wait, the soonest first. */
-  "reminder.list": { asked: RetinueOperationsRemindersListing; answered: RemindersListed; effect: false };
+  "reminder.list": { asked: RetinueOperationsScheduleRemindersListing; answered: RemindersListed; effect: false };
   /** Take a reminder back. */
-  "reminder.delete": { asked: RetinueOperationsRemindersById; answered: ScheduleDeleted; effect: true };
+  "reminder.delete": { asked: RetinueOperationsScheduleRemindersById; answered: ScheduleDeleted; effect: true };
   /** Write into a conversation at a time. */
   "wakeup.add": { asked: AddWakeup; answered: ScheduleShown; effect: true };
   /** List the wake-ups that wait, the soonest first. */
   "wakeup.list": { asked: ListWakeups; answered: WakeupsListed; effect: false };
   /** Take a wake-up back. */
-  "wakeup.delete": { asked: RetinueOperationsRemindersById; answered: ScheduleDeleted; effect: true };
+  "wakeup.delete": { asked: RetinueOperationsScheduleRemindersById; answered: ScheduleDeleted; effect: true };
 }
 
 export type Refused = Refusal;
