@@ -48,9 +48,9 @@ def test_no_look_goes_through_a_whole_table(module: object, tmp_path: Path) -> N
         ("approval_list._past[all]", "ix_approvals_past (asked_ms<?)"),
         ("delegation_list._all[all]", "ix_delegations_created (created_ms<?)"),
         ("delegation_list._of_session[person]", "ix_delegations_session (session=? AND created_ms<?)"),
-        ("marks._unread", "ix_inbox_unread (person=?)"),
-        ("lane_list._next_lane", "ix_envelopes_lane (session>?)"),
-        ("lane_list._for_rooms", "ix_envelopes_lane (session=? AND rank=?)"),
+        ("unread._unread", "ix_inbox_unread (person=?)"),
+        ("lanes._next_lane", "ix_envelopes_lane (session>?)"),
+        ("lanes._for_rooms", "ix_envelopes_lane (session=? AND rank=?)"),
     ],
 )
 def test_a_look_uses_the_index_that_is_there_for_it(name: str, index: str, tmp_path: Path) -> None:

@@ -583,10 +583,10 @@ WHOLE = {
     "agents._sources",
     "people._all",  # and whom it works for
     "records._all",  # every record is looked at for damage
-    "house._open",  # one row
-    "house._close",
-    "house._latest",
-    "news._newest",
+    "transaction._open",  # one row
+    "transaction._close",
+    "transaction._latest",
+    "events._newest",
     "questionnaires._listed",  # of all people for the owner, of an agent for itself: they are few, and purged
     "questionnaires._listed_open",
     "runs._open_sessions",  # as many as there are slots
