@@ -40,7 +40,7 @@ FETCH = (
     (
         ".venv/bin/python",
         "-c",
-        "import sys; sys.path.insert(0, 'tests')\nfrom doors.telegram_peer import *\ninstalled()",
+        "import sys; sys.path.insert(0, 'tests')\nfrom connectors.telegram_peer import *\ninstalled()",
     ),
 )
 LOOPBACK_ONLY = 'ip link set lo up && ip -6 addr flush dev lo && exec "$@"'

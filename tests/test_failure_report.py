@@ -38,7 +38,7 @@ import asyncio
 import logging
 
 import pytest
-from flows.hands_house import hands_house
+from flows.tools_instance import hands_house
 from hypothesis import given, settings, strategies
 
 from retinue.testing.failure_context import register
@@ -88,7 +88,7 @@ def test_passes(tmp_path):
     assert tmp_path
 """
 PROCESSES = """
-from cli.house_process import HouseProcess
+from cli.server_process import HouseProcess
 
 from retinue.testing.crash import trial
 from retinue.testing.crash_client import Habit

@@ -33,7 +33,7 @@ def run_tests(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeini("[pytest]\nmarkers = spec")
 
-    def run(source: str, *arguments: str, at: str = "tests/doors/test_irc_tls.py") -> pytest.RunResult:
+    def run(source: str, *arguments: str, at: str = "tests/connectors/test_irc_tls.py") -> pytest.RunResult:
         path = pytester.path / at
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(FLAKY + source)
@@ -68,7 +68,7 @@ def test_steady(): pass
     outcome.stdout.fnmatch_lines(
         [
             "*= unsteady: 1 test passed only when retried =*",
-            "tests/doors/test_irc_tls.py::test_flaky: AssertionError: the server hung up",
+            "tests/connectors/test_irc_tls.py::test_flaky: AssertionError: the server hung up",
         ]
     )
     assert "2 passed, 1 retried in" in [line for line in outcome.outlines if line.strip()][-1]
@@ -106,7 +106,9 @@ def test_text(): assert attempt("text") == 2
 
 def test_nothing_is_retried_unless_asked_for(pytester: pytest.Pytester, run_tests: RunTests) -> None:
     run_tests("")
-    (pytester.path / "tests/doors/test_irc_tls.py").write_text(FLAKY + "def test_flaky(): assert attempt('flaky') == 2")
+    (pytester.path / "tests/connectors/test_irc_tls.py").write_text(
+        FLAKY + "def test_flaky(): assert attempt('flaky') == 2"
+    )
     outcome = pytester.runpytest_inprocess("-p", "retry_plugin", "-p", "no:cacheprovider")
 
     outcome.assert_outcomes(failed=1)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli.house_process import HouseProcess
+from cli.server_process import HouseProcess
 
 
 @pytest.fixture

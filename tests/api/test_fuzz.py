@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import schemathesis
-from api.rim import Rim, open_rim
+from api.tcp_server import Rim, open_rim
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import load_all_checks

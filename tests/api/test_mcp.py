@@ -14,12 +14,12 @@ from typing import Any
 
 import httpx2
 import pytest
-from desk.desk_house import desk_house
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import TextContent
-from tools.mcp_stand_ins import served
+from operations.operations_instance import desk_house
+from tools.fake_mcp_servers import served
 
 from retinue.api import mcp
 from retinue.api.app import App

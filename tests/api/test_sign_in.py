@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from api.rim import Rim, open_rim
-from cli.house_process import environment
+from api.tcp_server import Rim, open_rim
+from cli.server_process import environment
 
 from retinue.testing.waiting import WAIT_LIMIT_S
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.house_process import HouseProcess
 from cli.pty_chat import PtyChat
+from cli.server_process import HouseProcess
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cli.emulator import Screen
-from cli.house_process import command, environment
+from cli.server_process import command, environment
 
 from retinue.testing.waiting import wait_until_sync
 

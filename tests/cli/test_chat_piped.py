@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from cli.house_process import HouseProcess, command, environment
+from cli.server_process import HouseProcess, command, environment
 
 from retinue.testing.waiting import wait_until_sync
 

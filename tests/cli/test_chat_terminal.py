@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.fake_house import STREAM_HEAD, Request, chunk, event, fake_house, reply
-from cli.house_process import HouseProcess
+from cli.fake_server import STREAM_HEAD, Request, chunk, event, fake_house, reply
 from cli.pty_chat import PtyChat
+from cli.server_process import HouseProcess
 
 from retinue.testing.waiting import wait_until_sync
 

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from cli.fake_house import STREAM_HEAD, Request, chunk, event, fake_house, reply
+from cli.fake_server import STREAM_HEAD, Request, chunk, event, fake_house, reply
 
 from retinue.cli import client
 from retinue.cli.client import Chunks, Refused, Stream, call, post

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.house_process import HouseProcess, command, environment
+from cli.server_process import HouseProcess, command, environment
 
 from retinue.cli.client import Refused, call
 from retinue.testing.waiting import wait_until_sync

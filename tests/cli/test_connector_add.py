@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from cli.house_process import HouseProcess, command, environment
 from cli.pty_chat import PtyChat
+from cli.server_process import HouseProcess, command, environment
 
 from retinue.testing.telegram_server import TOKEN, TelegramServer
 from retinue.testing.waiting import WAIT_LIMIT_S

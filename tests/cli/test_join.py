@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli.house_process import HouseProcess, environment
+from cli.server_process import HouseProcess, environment
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from cli.house_process import HouseProcess, environment
+from cli.server_process import HouseProcess, environment
 from cli.test_commands import settled
 
 from retinue.app import offline

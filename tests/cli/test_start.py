@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from cli.house_process import HouseProcess, environment
+from cli.server_process import HouseProcess, environment
 
 from retinue.cli.aliases import SHORTS
 from retinue.cli.operation_table import OPERATIONS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli.house_process import HouseProcess
+from cli.server_process import HouseProcess
 
 from retinue.cli import tcp
 from retinue.cli.errors import CliError

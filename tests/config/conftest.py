@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from config.home import Home
+from config.data_directory import Home
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from config.home import Home
+from config.data_directory import Home
 
 from retinue.config import Effect, examine, reload
 from retinue.config.connectors import ConnectorSettings, Unread, named_secrets, secret_stems

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli.house_process import environment
-from config.home import Home
+from cli.server_process import environment
+from config.data_directory import Home
 
 from retinue.config import BadConfig, load
 from retinue.config.file_writer import change_file

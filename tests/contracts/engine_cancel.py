@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-from contracts.engine_house import (
+from contracts.engine_instance import (
     Hands,
     a_moment,
     ada,

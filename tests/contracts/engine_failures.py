@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from contracts.engine_cancel import Wait, thinking
-from contracts.engine_house import (
+from contracts.engine_instance import (
     a_moment,
     ada,
     answers_to,

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from contracts.engine_house import (
+from contracts.engine_instance import (
     Hands,
     a_moment,
     ada,

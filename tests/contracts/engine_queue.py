@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from contracts.engine_house import (
+from contracts.engine_instance import (
     Hands,
     a_moment,
     ada,
@@ -365,7 +365,7 @@ async def test_a_session_may_have_its_own_queue_mode_until_it_is_reset(household
 
 async def test_a_run_over_the_next_batch_goes_by_the_rules_of_now(household: Household) -> None:
     """Mail that is claimed with the end of a run is worked by the agent as it is, not as it was."""
-    from contracts.engine_house import change_agent
+    from contracts.engine_instance import change_agent
 
     household.model.will_reply(says("one", after_s=1), calls("append_line", text="forbidden"), "so be it")
     async with opened(household) as house:

@@ -10,7 +10,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 from contracts.engine_cancel import thinking
-from contracts.engine_house import (
+from contracts.engine_instance import (
     Hands,
     a_moment,
     ada,
@@ -30,7 +30,7 @@ from contracts.engine_house import (
     user_turns,
     witness,
 )
-from contracts.engine_parking import CrashAt
+from contracts.engine_suspension import CrashAt
 
 from retinue.domain.agent import Delivery
 from retinue.domain.envelope import Outcome, Status

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from contracts.engine_house import (
+from contracts.engine_instance import (
     Hands,
     a_moment,
     ada,

@@ -25,18 +25,18 @@ SUITE = (
 )
 pytest.register_assert_rewrite(*(f"contracts.{part}" for part in SUITE))
 
-from contracts.engine_between import *  # noqa: E402, F403
+from contracts.engine_agent_messages import *  # noqa: E402, F403
 from contracts.engine_cancel import *  # noqa: E402, F403
-from contracts.engine_clock import *  # noqa: E402, F403
 from contracts.engine_delegation import *  # noqa: E402, F403
 from contracts.engine_failures import *  # noqa: E402, F403
-from contracts.engine_house import Hands  # noqa: E402
+from contracts.engine_idle import *  # noqa: E402, F403
+from contracts.engine_instance import Hands  # noqa: E402
 from contracts.engine_order import *  # noqa: E402, F403
-from contracts.engine_parking import *  # noqa: E402, F403
 from contracts.engine_queue import *  # noqa: E402, F403
 from contracts.engine_recovery import *  # noqa: E402, F403
-from contracts.engine_sleep import *  # noqa: E402, F403
+from contracts.engine_schedules import *  # noqa: E402, F403
 from contracts.engine_subagents import *  # noqa: E402, F403
+from contracts.engine_suspension import *  # noqa: E402, F403
 
 from retinue.engine.embedded_engine import EmbeddedEngine  # noqa: E402
 from retinue.testing.local_instance import Household  # noqa: E402

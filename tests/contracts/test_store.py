@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from store.tills import run_of
+from store.model_spending import run_of
 from stores import INLINE, POSTGRES, SQLITE, Place, count, counted, place_of, settle_in
 
 from retinue.domain import address

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from contracts.engine_house import Hands, answers_to, notices_to, opened, power_cuts, results, rows, until
-from contracts.engine_parking import CrashAt
+from contracts.engine_instance import Hands, answers_to, notices_to, opened, power_cuts, results, rows, until
+from contracts.engine_suspension import CrashAt
 
 from retinue.config import load
 from retinue.domain.record import Note, Record, Reply, Summary, Usage, UserTurn

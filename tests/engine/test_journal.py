@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from engine.commits import Ledgerful
+from engine.commit_names import Ledgerful
 from msgspec.structs import replace
 
 from retinue.domain.agent import Agent, ToolRules

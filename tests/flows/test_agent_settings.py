@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from flows.hands_house import ADA, BO, HandsHouse, hands_house
+from flows.tools_instance import ADA, BO, HandsHouse, hands_house
 
 from retinue.config.sandbox import WorkspaceAccess
 from retinue.domain.agent import SandboxRules, ToolRules

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from desk.desk_house import DeskHouse, desk_house
-from flows.asking import (
+from flows.approval_instance import (
     CLOCK,
     GUS,
     HELPER,
@@ -35,6 +34,7 @@ from flows.asking import (
     witness,
 )
 from msgspec.structs import replace
+from operations.operations_instance import DeskHouse, desk_house
 
 from retinue.config.tools import ApprovalSettings
 from retinue.domain import address

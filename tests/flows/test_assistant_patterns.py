@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from flows.figure_house import Figures, asks, figure_house
+from flows.figure_instance import Figures, asks, figure_house
 
 
 @pytest.fixture(scope="module")

@@ -23,9 +23,9 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 from agents.skill_folders import write_skill
-from desk.desk_house import person
-from tools.mcp_stand_ins import small
-from tools.web_stand_ins import Reply, site
+from operations.operations_instance import person
+from tools.fake_mcp_servers import small
+from tools.fake_web_servers import Reply, site
 
 from retinue.app import server as app_server
 from retinue.app.logs import LogLine, set_masks

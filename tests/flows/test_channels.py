@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from outages import CrashAt, time_passing, until
+from faults import CrashAt, time_passing, until
 
 from retinue.domain.envelope import Outcome
 from retinue.domain.record import UserTurn

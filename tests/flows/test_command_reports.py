@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from agents.skill_folders import write_skill
-from flows.hands_house import ADA, BO, HandsHouse, hands_house
+from flows.tools_instance import ADA, BO, HandsHouse, hands_house
 
 from retinue.config.tools import Elevated
 from retinue.domain.agent import ToolRules

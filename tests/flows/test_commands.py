@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts.engine_house import books_hold
+from contracts.engine_instance import books_hold
 
 from retinue.domain.agent import Agent
 from retinue.domain.attachment import Attachment

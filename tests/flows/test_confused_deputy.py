@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.cast import ENDED, plays, spawn
-from flows.far_side import far_side, house_with
-from flows.hands_house import ADA, BO, HandsHouse, Visit, hands_house
-from flows.staff_house import let_in, letters
+from flows.concurrent_model import ENDED, plays, spawn
+from flows.external_agent import far_side, house_with
+from flows.team_instance import let_in, letters
+from flows.tools_instance import ADA, BO, HandsHouse, Visit, hands_house
 
 from retinue.app.clock_and_ids import RealClock
 from retinue.domain.agent import Agent, DelegationRules, PermissionLevel, SubagentRules, ToolRules

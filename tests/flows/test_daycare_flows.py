@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
-from flows.figure_house import Figures, asks, figure_house
+from flows.figure_instance import Figures, asks, figure_house
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.hands_house import ADA, BO, HandsHouse, hands_house
-from flows.staff_house import plays
+from flows.team_instance import plays
+from flows.tools_instance import ADA, BO, HandsHouse, hands_house
 
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Kind

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk.desk_house import person
-from flows.cast import plays
-from flows.hands_house import ADA, BO, HandsHouse, hands_house
-from flows.staff_house import let_in
+from flows.concurrent_model import plays
+from flows.team_instance import let_in
+from flows.tools_instance import ADA, BO, HandsHouse, hands_house
+from operations.operations_instance import person
 
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.errors import NotFound, RetinueError

@@ -8,9 +8,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from api.rim import Rim
-from cli.house_process import HouseProcess
-from flows.far_side import KEY, FarSide, Letter, far_side
+from api.tcp_server import Rim
+from cli.server_process import HouseProcess
+from flows.external_agent import KEY, FarSide, Letter, far_side
 
 from retinue.testing.waiting import wait_until_sync
 

@@ -13,10 +13,21 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from desk.desk_house import DeskHouse, agent, desk_house, person
-from flows.provider import Answer, Asked, Provider, calls_made, household_of, providers, refuses, says, section, told
-from flows.provider import calls as calls_
-from outages import time_passing
+from faults import time_passing
+from flows.fake_provider import (
+    Answer,
+    Asked,
+    Provider,
+    calls_made,
+    household_of,
+    providers,
+    refuses,
+    says,
+    section,
+    told,
+)
+from flows.fake_provider import calls as calls_
+from operations.operations_instance import DeskHouse, agent, desk_house, person
 
 from retinue.config.models import WireFormat
 from retinue.domain.agent import Agent

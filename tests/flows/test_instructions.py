@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk.desk_house import person
-from flows.hands_house import HandsHouse, Visit, hands_house
-from flows.provider import household_of, provider, says, section
+from flows.fake_provider import household_of, provider, says, section
+from flows.tools_instance import HandsHouse, Visit, hands_house
 from msgspec.structs import replace
+from operations.operations_instance import person
 
 from retinue.agents.instruction_templates import ENTRY
 from retinue.domain import address

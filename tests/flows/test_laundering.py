@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.hands_house import ADA, BO, HandsHouse, Visit, hands_house
+from flows.tools_instance import ADA, BO, HandsHouse, Visit, hands_house
 
 from retinue.domain.address import agent as agent_address
 from retinue.domain.agent import ToolRules

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from desk.desk_house import DeskHouse, desk_house, person
-from flows.provider import (
+from faults import time_passing, until
+from flows.fake_provider import (
     Answer,
     Asked,
     Provider,
@@ -28,7 +28,7 @@ from flows.provider import (
     section,
     told,
 )
-from outages import time_passing, until
+from operations.operations_instance import DeskHouse, desk_house, person
 
 from retinue.domain.agent import Agent
 from retinue.domain.budget_caps import OUTPUT_TOKENS_LEAST

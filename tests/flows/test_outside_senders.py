@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.cast import plays
-from flows.hands_house import ADA, BO, HandsHouse, hands_house
-from flows.staff_house import let_in
+from flows.concurrent_model import plays
+from flows.team_instance import let_in
+from flows.tools_instance import ADA, BO, HandsHouse, hands_house
 
 from retinue.domain.agent import ToolRules
 from retinue.domain.envelope import Context

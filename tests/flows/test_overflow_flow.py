@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from flows.provider import Answer, Asked, Said, calls_made, household_of, provider, refuses, says, section
+from flows.fake_provider import Answer, Asked, Said, calls_made, household_of, provider, refuses, says, section
 
 from retinue.testing.local_instance import House
 

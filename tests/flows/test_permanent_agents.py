@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-from desk.desk_house import agent as principal
-from flows.hands_house import ADA, BO, OWNER, HandsHouse, hands_house
+from flows.tools_instance import ADA, BO, OWNER, HandsHouse, hands_house
+from operations.operations_instance import agent as principal
 
 from retinue.domain.agent import Agent, PermissionLevel, SandboxRules, ToolRules
 from retinue.domain.errors import Invalid, NotAllowed

@@ -8,8 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from desk.desk_house import DeskHouse, desk_house
-from flows.asking import (
+from flows.approval_instance import (
     CLOCK,
     HELPER,
     MARIA,
@@ -26,6 +25,7 @@ from flows.asking import (
     rows,
     state_of,
 )
+from operations.operations_instance import DeskHouse, desk_house
 
 from retinue.config.tools import ApprovalSettings
 from retinue.domain.agent import Agent

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.provider import (
+from faults import time_passing, until
+from flows.fake_provider import (
     KEY,
     Answer,
     Provider,
@@ -26,7 +27,6 @@ from flows.provider import (
     section,
     told,
 )
-from outages import time_passing, until
 
 from retinue.domain.envelope import Outcome
 from retinue.domain.record import Reply

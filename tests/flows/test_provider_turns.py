@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from flows.provider import Asked, Provider, Said, calls, calls_made, household_of, provider, says, section, told
-from outages import time_passing
+from faults import time_passing
+from flows.fake_provider import Asked, Provider, Said, calls, calls_made, household_of, provider, says, section, told
 
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Outcome

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flows.provider import Answer, Asked, Provider, calls_made, household_of, provider, refuses, section
+from flows.fake_provider import Answer, Asked, Provider, calls_made, household_of, provider, refuses, section
 
 from retinue.domain.agent import Agent
 from retinue.domain.structs import replace

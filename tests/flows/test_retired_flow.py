@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flows.provider import Provider, household_of, provider, refuses, says, section, told
-from models.house_catalog import catalog_of
+from flows.fake_provider import Provider, household_of, provider, refuses, says, section, told
+from models.settings_catalog import catalog_of
 
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Outcome

@@ -8,11 +8,11 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from contracts.engine_house import books_hold
-from desk.desk_house import desk_house, person
-from flows.provider import KEY, section, settings_of
-from outages import until
-from schedules.clock_house import a_schedule, add, ended, utc
+from contracts.engine_instance import books_hold
+from faults import until
+from flows.fake_provider import KEY, section, settings_of
+from operations.operations_instance import desk_house, person
+from schedules.schedule_instance import a_schedule, add, ended, utc
 
 from retinue.config.tools import ToolSettings
 from retinue.domain.agent import Agent

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.hands_house import ADA, BO, HandsHouse, Visit, hands_house
-from flows.staff_house import SendOut, let_in, letters, outcome, plays, said_to, sums_hold
+from flows.team_instance import SendOut, let_in, letters, outcome, plays, said_to, sums_hold
+from flows.tools_instance import ADA, BO, HandsHouse, Visit, hands_house
 
 from retinue.domain.agent import Agent, DelegationRules
 from retinue.domain.envelope import Kind, Outcome

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.hands_house import ADA, BO, hands_house
-from flows.staff_house import let_in
+from flows.team_instance import let_in
+from flows.tools_instance import ADA, BO, hands_house
 
 from retinue.domain import address
 from retinue.domain.agent import PermissionLevel, ToolRules

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from agents.skill_folders import write_skill
-from flows.hands_house import HandsHouse, hands_house
+from flows.tools_instance import HandsHouse, hands_house
 
 from retinue.domain.envelope import Outcome
 from retinue.domain.record import UserTurn

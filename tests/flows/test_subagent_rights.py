@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from flows.cast import ENDED, plays, spawn
-from flows.hands_house import HandsHouse, hands_house
+from flows.concurrent_model import ENDED, plays, spawn
+from flows.tools_instance import HandsHouse, hands_house
 
 from retinue.domain import address
 from retinue.domain.agent import Agent, PermissionLevel, SubagentRules, ToolRules

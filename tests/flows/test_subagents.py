@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.cast import ENDED, plays, spawn
-from flows.hands_house import ADA, BO, HandsHouse, Visit, hands_house
+from flows.concurrent_model import ENDED, plays, spawn
+from flows.tools_instance import ADA, BO, HandsHouse, Visit, hands_house
 
 from retinue.domain.agent import Agent, DelegationRules, SubagentRules, ToolRules
 from retinue.domain.delegation import Delegation, DelegationState

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from models.format_rules import follows, raw_count
 from models.replay import KEY, SESSION, Answer, Then, facts_of, hear, linked, model_at, prompt_of, provider, records_of
-from models.rules_of_formats import follows, raw_count
 
 from retinue.config.models import WireFormat
 from retinue.domain.attachment import Attachment

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 import pytest
+from models.format_rules import DUMMY, follows
 from models.replay import KEY, Answer, Then, facts_of, hear, linked, model_at, prompt_of, provider
-from models.rules_of_formats import DUMMY, follows
 
 from retinue.config.models import WireFormat
 from retinue.domain.attachment import Attachment

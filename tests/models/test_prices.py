@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from models.house_catalog import catalog_of
+from models.settings_catalog import catalog_of
 
 from retinue.domain.model import FREE, ModelRef, Price
 from retinue.models import prices

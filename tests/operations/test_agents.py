@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk.desk_house import DeskHouse, agent, desk_house, person
+from operations.operations_instance import DeskHouse, agent, desk_house, person
 
 from retinue.agents.agent_directory import home_of
 from retinue.domain.agent import PermissionLevel

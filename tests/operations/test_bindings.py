@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk.desk_house import DeskHouse, desk_house, person
+from operations.operations_instance import DeskHouse, desk_house, person
 
 from retinue.domain.access import Pairing, PairingState
 from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk.desk_house import DeskHouse, agent, desk_house, person
+from operations.operations_instance import DeskHouse, agent, desk_house, person
 
 from retinue.config import load
 from retinue.domain.agent import PermissionLevel

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk.desk_house import DeskHouse, agent, desk_house, person
-from models.house_catalog import catalog_of
+from models.settings_catalog import catalog_of
+from operations.operations_instance import DeskHouse, agent, desk_house, person
 
 from retinue.cli.formatters import lines_of, table_of
 from retinue.domain.agent import Agent

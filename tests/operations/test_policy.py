@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.hands_house import ADA, HandsHouse, Visit, hands_house
+from flows.tools_instance import ADA, HandsHouse, Visit, hands_house
 
 from retinue.domain.agent import ToolRules
 from retinue.domain.errors import Invalid, NotFound

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from desk.desk_house import desk_house, person
+from operations.operations_instance import desk_house, person
 
 from retinue.domain.errors import Conflict, NotFound
 from retinue.testing.local_instance import Household

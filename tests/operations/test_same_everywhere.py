@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.house_process import HouseProcess
-from desk.desk_house import DeskHouse, agent, desk_house, person
+from cli.server_process import HouseProcess
+from operations.operations_instance import DeskHouse, agent, desk_house, person
 
 from retinue.domain.agent import Agent, ToolRules
 from retinue.domain.principal import Principal

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk.desk_house import DeskHouse, desk_house, person
+from operations.operations_instance import DeskHouse, desk_house, person
 
 from retinue.config import Secret, Settings, load
 from retinue.config.connectors import ConnectorSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk.desk_house import DeskHouse, agent, desk_house, person
+from operations.operations_instance import DeskHouse, agent, desk_house, person
 from stores import turn_the_clock_until_settled
 
 from retinue.domain.agent import Agent

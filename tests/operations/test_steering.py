@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk.desk_house import DeskHouse, desk_house, person
+from operations.operations_instance import DeskHouse, desk_house, person
 
 from retinue.domain.envelope import Outcome
 from retinue.domain.errors import Invalid, NotFound

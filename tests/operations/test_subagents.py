@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.cast import ENDED, plays, spawn
-from flows.hands_house import HandsHouse, hands_house
+from flows.concurrent_model import ENDED, plays, spawn
+from flows.tools_instance import HandsHouse, hands_house
 
 from retinue.domain.agent import Agent, SubagentRules
 from retinue.domain.errors import Invalid, NotFound

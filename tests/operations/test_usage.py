@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk.desk_house import DeskHouse, agent, desk_house, person
-from store.tills import Till, run_of, terms
+from operations.operations_instance import DeskHouse, agent, desk_house, person
+from store.model_spending import Till, run_of, terms
 
 from retinue.config import load
 from retinue.domain.agent import Agent

@@ -193,7 +193,7 @@ def _open(stack: contextlib.ExitStack, family: int, address: object, kind: int =
 def place_attempts(grounds: Grounds, facts: dict[str, object], name: str) -> list[str]:
     """The command that tries everything, with its facts, in the workspace."""
     script = grounds.workspace / "attempts.py"
-    shutil.copyfile(Path(__file__).with_name("attempts.py"), script)
+    shutil.copyfile(Path(__file__).with_name("escape_attempts.py"), script)
     told = grounds.workspace / f"{name}.json"
     told.write_text(json.dumps(facts))
     return [PYTHON, "-I", str(script), str(told)]

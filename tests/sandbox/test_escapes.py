@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from sandbox.attempts import ATTEMPTS
+from sandbox.escape_attempts import ATTEMPTS
 from sandbox.support import PYTHON, Grounds, make_grounds, place_attempts, run, sleepers, surroundings
 
 from retinue.sandbox.bubblewrap import Bubblewrap

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from config.home import Home
+from config.data_directory import Home
 
 from retinue.config import BadConfig
 from retinue.config.sandbox import SandboxKind, SandboxMode, Scope, WorkspaceAccess

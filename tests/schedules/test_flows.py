@@ -8,8 +8,8 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
-from contracts.engine_house import HandledStore, Hands, as_time_goes_by, power_cuts
-from schedules.clock_house import (
+from contracts.engine_instance import HandledStore, Hands, as_time_goes_by, power_cuts
+from schedules.schedule_instance import (
     a_schedule,
     add,
     ended,

@@ -10,9 +10,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import sqlalchemy as sa
-from contracts.engine_house import a_moment
-from flows.provider import settings_of
-from schedules.clock_house import a_schedule, add, ended, history, holds, pending, turn_to, utc, write
+from contracts.engine_instance import a_moment
+from flows.fake_provider import settings_of
+from schedules.schedule_instance import a_schedule, add, ended, history, holds, pending, turn_to, utc, write
 
 from retinue.config.heartbeats import HeartbeatDefaults, ShownSettings
 from retinue.domain.agent import Agent, HeartbeatRules

@@ -11,8 +11,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import sqlalchemy as sa
-from desk.desk_house import DeskHouse, agent, desk_house, person
-from schedules.clock_house import ended, turn_to, utc
+from operations.operations_instance import DeskHouse, agent, desk_house, person
+from schedules.schedule_instance import ended, turn_to, utc
 
 from retinue.config import load
 from retinue.domain.agent import Agent, PermissionLevel, ToolRules

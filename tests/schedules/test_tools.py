@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flows.hands_house import HandsHouse, Visit, hands_house
+from flows.tools_instance import HandsHouse, Visit, hands_house
 
 from retinue.domain.agent import Agent
 from retinue.domain.envelope import Envelope

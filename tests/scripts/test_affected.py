@@ -145,7 +145,7 @@ def test_a_conftest_reaches_the_tests_that_take_its_fixtures() -> None:
         {
             "tests/api/conftest.py": "import pytest\n\n@pytest.fixture\ndef rim(): ...\n",
             "tests/api/test_gate.py": "def test_e(rim): ...\n",
-            "tests/api/test_pages.py": "def test_f(): ...\n",
+            "tests/api/test_static_files.py": "def test_f(): ...\n",
         }
     )
 
@@ -156,11 +156,11 @@ def test_a_fixture_that_every_test_gets_reaches_every_test_of_the_folder() -> No
     known = facts(
         {
             "tests/api/conftest.py": "import pytest\n\n@pytest.fixture(autouse=True)\ndef quiet(): ...\n",
-            "tests/api/test_pages.py": "def test_f(): ...\n",
+            "tests/api/test_static_files.py": "def test_f(): ...\n",
         }
     )
 
-    assert ranked("tests/api/conftest.py", known) == ["tests/api/test_pages.py"]
+    assert ranked("tests/api/conftest.py", known) == ["tests/api/test_static_files.py"]
 
 
 def test_a_helper_of_tests_reaches_the_tests_that_import_it() -> None:
@@ -203,13 +203,13 @@ def test_a_part_of_the_web_app_reaches_the_tests_of_the_screens_that_import_it()
             "web/src/screens/chat/Chat.svelte": "",
             "tests/web/test_agents.py": "",
             "tests/web/test_chat.py": "",
-            "tests/web/test_frame.py": 'find("Face")',
+            "tests/web/test_navigation.py": 'find("Face")',
         }
     )
 
     assert ranked("web/src/parts/Avatar.svelte", known) == [
         "tests/web/test_agents.py",
-        "tests/web/test_frame.py",
+        "tests/web/test_navigation.py",
         "tests/web/test_chat.py",
     ]
     assert ranked("web/src/screens/chat/Chat.svelte", known)[0] == "tests/web/test_chat.py"

@@ -40,7 +40,7 @@ def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with a product, and a suite under our plugins and no more than it needs of others."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
-    (tmp_path / "tests" / "doors").mkdir(parents=True)
+    (tmp_path / "tests" / "connectors").mkdir(parents=True)
     (tmp_path / "tests" / "conftest.py").write_text('pytest_plugins = ["retry_plugin", "steady_plugin"]\n')
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "product.py").write_text("ANSWER = 41\n")
@@ -69,7 +69,9 @@ def test_hangs():
     if run("hangs") == 2: threading.Event().wait()
 """,
     )
-    write_tests(suite, "def test_server(): assert run('server') != 1, 'hung up'\n", at="tests/doors/test_irc_tls.py")
+    write_tests(
+        suite, "def test_server(): assert run('server') != 1, 'hung up'\n", at="tests/connectors/test_irc_tls.py"
+    )
 
     exit_code = steady.main(["--rounds", "2", "--only", "quiet", "--seed", "70"], suite)
 
@@ -77,7 +79,7 @@ def test_hangs():
     assert exit_code == 1
     repeat = "    repeat: make steady ARGS='--rounds 1 --only quiet --seed {} {}'\n  in the other parts: 1 passed\n"
     first, second = repeat.format(70, "tests/test_fake.py"), repeat.format(71, "tests/test_fake.py")
-    server = repeat.format(70, "tests/doors/test_irc_tls.py")
+    server = repeat.format(70, "tests/connectors/test_irc_tls.py")
     assert (
         f"unsteady: tests/test_fake.py::test_flaky\n  round 2, quiet: failed: AssertionError: not again\n{second}"
         in said

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from desk.desk_house import DeskHouse, agent, desk_house, person
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import fields
+from operations.operations_instance import DeskHouse, agent, desk_house, person
 from stores import INLINE, POSTGRES, SQLITE, Place, place_of, settle_in
 
 from retinue.domain import audit as lines

@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store.tills import AT_MS, TODAY, Till, run_of, wrong
+from store.model_spending import AT_MS, TODAY, Till, run_of, wrong
 from stores import POSTGRES, SQLITE, place_of
 
 from retinue.domain.budget_caps import OUTPUT_TOKENS_LEAST

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 import sqlalchemy as sa
-from busy import script
+from busy_model import script
 
 from retinue.domain.agent import Agent, Delivery, ToolRules
 from retinue.domain.envelope import Outcome

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from store.tills import AT_MS, CLAUDE, PRICE, TODAY, TOMORROW, Till, run_of, terms
+from store.model_spending import AT_MS, CLAUDE, PRICE, TODAY, TOMORROW, Till, run_of, terms
 from stores import POSTGRES, SQLITE, place_of
 
 from retinue.domain.model import FREE, ModelRef, Price

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from outages import until
+from faults import until
 from stores import count, counted
 
 from retinue.domain.errors import StoreError

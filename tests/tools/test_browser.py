@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tools.web_stand_ins import LOOPBACK, Numbers, Reply, Site, loopback_guard, scene, site
-from tools.web_stand_ins import Names as Resolver
+from tools.fake_web_servers import LOOPBACK, Numbers, Reply, Site, loopback_guard, scene, site
+from tools.fake_web_servers import Names as Resolver
 
 from retinue.config.web import BrowserSettings, WebSettings
 from retinue.domain.ids import SessionId

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tools.shell_desk import ON_HOST, OTHER, SESSION, Desk, Slow, desk_in, is_alive, until
+from tools.shell_tools import ON_HOST, OTHER, SESSION, Desk, Slow, desk_in, is_alive, until
 
 from retinue.domain.decision import Verdict
 from retinue.domain.envelope import Kind

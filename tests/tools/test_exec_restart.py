@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tools.shell_desk import SESSION, desk_in, is_alive
+from tools.shell_tools import SESSION, desk_in, is_alive
 
 from retinue.domain.envelope import Kind
 from retinue.domain.ids import RunId
@@ -119,7 +119,7 @@ async def test_a_session_that_is_gone_is_told_nothing_and_not_asked_for_again(tm
 HOUSE = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from tools.shell_desk import ON_HOST, desk_in
+from tools.shell_tools import ON_HOST, desk_in
 
 async def main():
     async with desk_in(Path(sys.argv[1])) as desk:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.file_desk import Desk, open_desk
+from tools.file_tools import Desk, open_desk
 
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.tools.files import atomic_write, file_tools, find_tool, read_tool

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.file_desk import Desk, open_desk
+from tools.file_tools import Desk, open_desk
 
 from retinue.domain.permission import WEB, Access, Permission
 from retinue.tools.base import ToolFailed

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tools.file_desk import Desk, open_desk
+from tools.file_tools import Desk, open_desk
 
 from retinue.app.clock_and_ids import RealClock
 from retinue.domain.errors import StoreError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from mcp.server.mcpserver import Context, MCPServer
-from tools.mcp_stand_ins import Site, kitchen, said, served, until
+from tools.fake_mcp_servers import Site, kitchen, said, served, until
 
 from retinue.config.mcp import McpServer
 from retinue.config.secret import Secret

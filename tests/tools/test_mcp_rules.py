@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tools.mcp_stand_ins import Kitchen, kitchen, small, until
+from tools.fake_mcp_servers import Kitchen, kitchen, small, until
 
 from retinue.config.mcp import McpServer
 from retinue.config.tools import ToolSettings

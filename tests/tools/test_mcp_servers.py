@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.mcp_stand_ins import is_alive, kitchen, real, scene, seen_by_real, small, until
+from tools.fake_mcp_servers import is_alive, kitchen, real, scene, seen_by_real, small, until
 
 from retinue.config.mcp import McpServer
 from retinue.config.sandbox import SandboxKind, SandboxMode, SandboxSettings

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.shell_desk import ON_HOST, OTHER, Desk, desk_in, is_alive
+from tools.shell_tools import ON_HOST, OTHER, Desk, desk_in, is_alive
 
 from retinue.domain.tool import RESULT_CHARS_MAX
 from retinue.domain.trust import Trust

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tools.web_stand_ins import Names, Numbers, Reply, Site, loopback_guard, scene, site
+from tools.fake_web_servers import Names, Numbers, Reply, Site, loopback_guard, scene, site
 
 from retinue.config.web import WebSettings
 from retinue.domain.permission import WEB

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import pytest
-from tools.web_stand_ins import Numbers, Reply, Site, loopback_guard, scene, site
+from tools.fake_web_servers import Numbers, Reply, Site, loopback_guard, scene, site
 
 from retinue.config.secret import Secret
 from retinue.config.web import WebSettings

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from api.rim import Rim
+from api.tcp_server import Rim
 from playwright.sync_api import (
     Browser,
     BrowserContext,

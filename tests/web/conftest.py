@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from api.rim import Rim, open_rim
+from api.tcp_server import Rim, open_rim
 from playwright.sync_api import Browser
 from web.browser import Front, open_browser
 

@@ -12,11 +12,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from api.rim import open_rim  # noqa: E402
+from api.tcp_server import open_rim  # noqa: E402
 from playwright.sync_api import Page, Response, expect  # noqa: E402
 from web.browser import Front, open_browser  # noqa: E402
+from web.chat_actions import composer, import_session, lines, new_session, open_talk, replies, send, until_quiet  # noqa: E402
 from web.conftest import SETTINGS  # noqa: E402
-from web.talk import composer, import_session, lines, new_session, open_talk, replies, send, until_quiet  # noqa: E402
 
 from web import test_streaming as streaming  # noqa: E402
 

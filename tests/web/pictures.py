@@ -14,14 +14,14 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from api.rim import Rim, open_rim  # noqa: E402
-from flows.provider import Asked, Said, calls, says  # noqa: E402
+from api.tcp_server import Rim, open_rim  # noqa: E402
+from flows.fake_provider import Asked, Said, calls, says  # noqa: E402
 from playwright.sync_api import Page, expect  # noqa: E402
 from web.browser import Front, open_browser  # noqa: E402
+from web.channels_instance import DOORS, NOOR, Street, open_street, secrets_in, stumble  # noqa: E402
 from web.conftest import SETTINGS  # noqa: E402
-from web.doors_house import DOORS, NOOR, Street, open_street, secrets_in, stumble  # noqa: E402
-from web.test_live import begin, settled  # noqa: E402
-from web.test_money import PRICED, serving  # noqa: E402
+from web.test_activity import begin, settled  # noqa: E402
+from web.test_usage import PRICED, serving  # noqa: E402
 
 from retinue.testing.fake_telegram import person  # noqa: E402
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from api.rim import Rim
+from api.tcp_server import Rim
 from playwright.sync_api import Locator, Page, expect
 from web.browser import Front, scrolls_sideways, settling, violations
-from web.talk import held_work, leave_composer
+from web.chat_actions import held_work, leave_composer
 
 HOSTILE = "<img src=x onerror=alert(1)> **bold** \u202etxt.exe <script>alert(2)</script>"
 

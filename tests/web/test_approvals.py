@@ -7,10 +7,10 @@ import re
 from typing import Any
 
 import pytest
-from api.rim import Rim
+from api.tcp_server import Rim
 from playwright.sync_api import APIResponse, Locator, Page, Route, expect
 from web.browser import LOOKS, Front, scrolls_sideways, violations
-from web.talk import wait_for_copy, wait_in_page
+from web.chat_actions import wait_for_copy, wait_in_page
 
 FIELDS = [
     {"name": "guest", "label": "Who comes?", "required": True, "most": 20},

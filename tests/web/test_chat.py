@@ -8,7 +8,7 @@ import re
 
 from playwright.sync_api import Route, expect
 from web.browser import Front, violations
-from web.talk import (
+from web.chat_actions import (
     choose,
     composer,
     held_work,

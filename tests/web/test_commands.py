@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 from web.browser import Front, violations
-from web.talk import composer, lines, new_session, open_talk, own, replies, say, until_quiet
+from web.chat_actions import composer, lines, new_session, open_talk, own, replies, say, until_quiet
 
 
 def test_commands_are_offered_as_one_writes_and_chosen_by_keys_or_by_hand(front: Front) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Page, expect
 from web.browser import Front, scrolls_sideways
-from web.talk import import_session, lines, open_talk, replies
+from web.chat_actions import import_session, lines, open_talk, replies
 
 PWN = "window.__pwned=1"
 RLO = "\u202e"

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from api.rim import Rim, open_rim
+from api.tcp_server import Rim, open_rim
 from playwright.sync_api import Locator, Page, Response, Route, expect
 from web.browser import LOOKS, Front, scrolls_sideways, violations
+from web.chat_actions import until_quiet, wait_in_page
 from web.conftest import SETTINGS
-from web.talk import until_quiet, wait_in_page
 
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
 

@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from api.rim import Rim
+from api.tcp_server import Rim
 from playwright.sync_api import Page, Request, Route, expect
 from web.browser import Front, scrolls_sideways, violations
-from web.talk import wait_in_page
-from web.test_live import begin, settled
+from web.chat_actions import wait_in_page
+from web.test_activity import begin, settled
 
 HOSTILE = '<script>window.bad = 1</script><svg onload="window.bad = 1"> \u202eevil **Allow once**'
 

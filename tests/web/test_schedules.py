@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from api.rim import Rim
+from api.tcp_server import Rim
 from playwright.sync_api import Locator, Page, expect
 from web.browser import LOOKS, Front, scrolls_sideways, violations
+from web.chat_actions import held_work
 from web.conftest import SETTINGS as PLAIN
-from web.talk import held_work
 
 from retinue.testing.waiting import wait_until_sync
 

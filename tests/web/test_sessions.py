@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 from web.browser import Front
-from web.talk import choose, composer, held_work, lines, new_session, open_talk, own, replies, send, until_quiet
+from web.chat_actions import choose, composer, held_work, lines, new_session, open_talk, own, replies, send, until_quiet
 
 
 def listed(page: Page, name: str) -> Locator:

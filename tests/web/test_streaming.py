@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, WebSocketRoute, expect
 from web.browser import Front
-from web.talk import composer, import_session, lines, new_session, open_talk, own, replies, said, say, until_quiet
+from web.chat_actions import (
+    composer,
+    import_session,
+    lines,
+    new_session,
+    open_talk,
+    own,
+    replies,
+    said,
+    say,
+    until_quiet,
+)
 
 from retinue.testing.waiting import wait_until_sync
 

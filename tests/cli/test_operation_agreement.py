@@ -1,0 +1,250 @@
+"""One declaration, every door: HTTP, tools, terminal and reference page agree on parameters, rights and validation."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+from cli.server_process import HouseProcess
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retinue.cli import client
+from retinue.cli.errors import UsageError
+from retinue.cli.operation_command import given as typed
+from retinue.cli.parser import build_operation, dest, find, parse
+from retinue.domain.errors import Invalid
+from retinue.operations import base, generate_reference
+from retinue.operations.base import Operation
+from retinue.operations.catalog import OPERATIONS
+from retinue.operations.parameter_schema import Kind, Parameter, parameters
+from retinue.tools.base import schema_of
+
+PAGE = (generate_reference.REFERENCE / "operations.md").read_text()
+SECTIONS = {
+    section.partition("`")[0]: section
+    for section in re.split(r"^## `", PAGE, flags=re.MULTILINE)
+    if "`POST " in section
+}
+every_operation = pytest.mark.parametrize("name", OPERATIONS)
+
+
+@pytest.fixture(scope="module")
+def served(house: HouseProcess) -> dict[str, Any]:
+    """What the house itself says about its HTTP door."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RETINUE_HOME", str(house.home))
+        patch.delenv("RETINUE_TOKEN", raising=False)
+        link, host = client._connect(30)
+        try:
+            link.sendall(client._request("GET", "/api/openapi.json", host))
+            status, headers, heard = client._head(link)
+            assert status == 200
+            return json.loads(client._body(link, headers, heard))
+        finally:
+            link.close()
+
+
+def declared(operation: Operation) -> dict[str, bool]:
+    """Each parameter as it is called in JSON, and whether it is required: read from the declaration itself."""
+    return {field.encode_name: field.required for field in msgspec.structs.fields(operation.parameters)}
+
+
+@every_operation
+def test_http_asks_for_what_is_declared(served: dict[str, Any], name: str) -> None:
+    operation = OPERATIONS[name]
+    path = served["paths"][operation.route]["post"]
+    schema = path["requestBody"]["content"]["application/json"]["schema"]
+    while "$ref" in schema:
+        schema = served["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+
+    required = {key for key, needed in declared(operation).items() if needed}
+    assert set(schema.get("properties", {})) == set(declared(operation))
+    assert set(schema.get("required", [])) == required
+    assert path["x-permission"] == operation.permission
+    assert path["x-effect"] == operation.effect
+
+
+@every_operation
+def test_a_tool_asks_for_what_is_declared(name: str) -> None:
+    offered = schema_of(OPERATIONS[name].parameters)
+
+    assert set(offered["properties"]) == set(declared(OPERATIONS[name]))
+    assert set(offered["required"]) == {key for key, needed in declared(OPERATIONS[name]).items() if needed}
+
+
+@every_operation
+def test_the_terminal_asks_for_what_is_declared_and_says_what_it_is(name: str) -> None:
+    operation = OPERATIONS[name]
+    noun, verb, summary, effect, permission, _ = find(name)
+    parser = build_operation(find(name))
+    actions = {action.dest: action for action in reversed(parser._actions)}
+
+    assert (f"{noun}.{verb}", summary, effect, permission) == (
+        operation.name,
+        operation.summary,
+        operation.effect,
+        operation.permission,
+    )
+    for key, needed in declared(operation).items():
+        action = actions.pop(dest(key))
+        assert action.help
+        [parameter] = [each for each in parameters(operation) if each.name == key]
+        is_asked_for = action.required or parameter.kind is Kind.FLAG or parameter.nullable
+        assert is_asked_for if needed else not action.required
+    assert set(actions) <= {"help", "json", "key", "wait"}
+    assert ("key" in actions) == (effect and "key" not in declared(operation))
+
+
+@every_operation
+def test_the_page_tells_each_parameter_its_option_its_meaning_and_who_may_ask(name: str) -> None:
+    operation = OPERATIONS[name]
+    section = SECTIONS[name]
+    rows = {line.split("`")[1]: line for line in section.splitlines() if line.startswith("| `")}
+
+    assert f"`POST {operation.route}`" in section
+    assert f"`retinue {name.replace('.', ' ')}" in section
+    assert f" needs {operation.permission} " in section
+    assert operation.summary in section
+    assert list(rows) == list(declared(operation))
+    for each in parameters(operation):
+        row = rows[each.name]
+        assert each.help.replace("|", "\\|") in row
+        assert f"`{each.option[2:].upper().replace('-', '_')}`" in row if each.place else each.option[2:] in row
+        assert ("| required |" in row) == each.required
+        assert all(f"`{choice}`" in row for choice in each.choices)
+
+
+def test_no_page_and_no_command_is_left_of_what_is_no_more() -> None:
+    assert set(SECTIONS) == set(OPERATIONS)
+    assert {f"{noun}.{verb}" for noun, verb, *_ in generate_table()} == set(OPERATIONS)
+
+
+def generate_table() -> tuple[Any, ...]:
+    from retinue.cli.operation_table import OPERATIONS as TABLE
+
+    return TABLE
+
+
+# The same validation
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=20).filter(
+    lambda text: text not in ("-", "--")
+)
+jsons = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@cache
+def values(kind: Kind, choices: tuple[str, ...]) -> st.SearchStrategy[Any]:
+    match kind:
+        case Kind.TEXT | Kind.WORDS:
+            return texts
+        case Kind.NUMBER:
+            return st.integers(-(2**40), 2**40)
+        case Kind.DECIMAL:
+            return st.floats(allow_nan=False, allow_infinity=False, width=32)
+        case Kind.FLAG:
+            return st.booleans()
+        case Kind.CHOICE:
+            return st.sampled_from(choices)
+        case Kind.JSON | Kind.FILE:
+            return jsons
+
+
+@st.composite
+def requests(draw: st.DrawFn, operation: Operation) -> dict[str, Any]:
+    """A request as JSON, of which some fit the declaration and some do not."""
+    body: dict[str, Any] = {}
+    for each in parameters(operation):
+        if each.kind is Kind.FILE or not (each.required or draw(st.booleans())):
+            continue
+        one = values(each.kind, each.choices)
+        if each.nullable:
+            one |= st.none()
+        body[each.name] = draw(
+            st.lists(one.filter(lambda v: v is not None), min_size=1, max_size=3) if each.repeated else one
+        )
+    return body
+
+
+def words_of(operation: Operation, body: dict[str, Any]) -> list[str]:
+    """The same, as it is typed."""
+    words: list[str] = []
+    places: list[str] = []
+    for each in parameters(operation):
+        if each.name not in body:
+            continue
+        value = body[each.name]
+        if each.place:
+            places.append(value)
+        elif value is None and each.kind is not Kind.JSON:
+            words.append(f"--no-{each.option[2:]}")
+        elif each.kind is Kind.FLAG:
+            words.append(each.option if value else f"--no-{each.option[2:]}")
+        else:
+            words += [f"{each.option}={_typed(each, one)}" for one in (list(value or ()) if each.repeated else [value])]
+    return [*operation.name.split("."), *words, *(["--", *places] if places else [])]
+
+
+def _typed(parameter: Parameter, value: Any) -> str:
+    return value if isinstance(value, str) and parameter.kind is not Kind.JSON else json.dumps(value)
+
+
+def judged(operation: Operation, body: dict[str, Any]) -> Any:
+    """What the declaration makes of a request: its parameters, or what is wrong with them."""
+    try:
+        return base.parse(json.dumps(body).encode(), operation.parameters)
+    except Invalid as error:
+        return error.because
+
+
+@pytest.mark.spec("A45")
+@every_operation
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_what_is_typed_is_the_same_request_as_what_is_posted_and_is_judged_the_same(
+    name: str, data: st.DataObject
+) -> None:
+    operation = OPERATIONS[name]
+    body = data.draw(requests(operation))
+
+    options = parse(words_of(operation, body))
+
+    assert options.operation == name
+    assert json.loads(json.dumps(typed(options))) == json.loads(json.dumps(body))
+    assert judged(operation, typed(options)) == judged(operation, body)
+
+
+@pytest.mark.spec("A45")
+@every_operation
+def test_what_a_declaration_refuses_is_refused_at_both_doors(name: str) -> None:
+    operation = OPERATIONS[name]
+    needed: dict[str, Any] = {}
+    for each in parameters(operation):
+        if each.required:
+            needed[each.name] = {Kind.NUMBER: 1, Kind.FLAG: True, Kind.JSON: {}}.get(each.kind, "00000000")
+            if each.choices:
+                needed[each.name] = each.choices[0]
+    for each in parameters(operation):
+        if each.required and not each.nullable:
+            short = {key: value for key, value in needed.items() if key != each.name}
+            assert isinstance(judged(operation, short), str)
+            with pytest.raises(UsageError):
+                parse(words_of(operation, short))
+        if each.kind in (Kind.NUMBER, Kind.DECIMAL, Kind.CHOICE):
+            wrong = {**needed, each.name: ["none of these"] if each.repeated else "none of these"}
+            assert isinstance(judged(operation, wrong), str)
+            with pytest.raises(UsageError):
+                parse(words_of(operation, wrong))
+    assert isinstance(judged(operation, {**needed, "no_such_parameter": 1}), str)
+    with pytest.raises(UsageError):
+        parse([*words_of(operation, needed)[:2], "--no-such-parameter=1"])

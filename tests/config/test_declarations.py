@@ -1,0 +1,391 @@
+"""What the file declares of the staff becomes data for `apply`, whole and checked; nothing here is applied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from config.data_directory import Home
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retinue.config import BadConfig, Secret, default_agent, load, normal_id
+from retinue.config.agent_defaults import Defaults
+from retinue.config.declarations import EXTENDS_DEPTH_MAX, ScheduleKind
+from retinue.config.declarations_export import export
+from retinue.domain.address import valid_name
+from retinue.domain.agent import Agent, DelegationRules, Delivery, External, PermissionLevel, SubagentRules, ToolRules
+from retinue.domain.person import Role
+from retinue.domain.session import QueueMode, QueuePolicy
+
+
+def agents(home: Home, text: str) -> dict[str, Agent]:
+    return {each.name: each for each in home.load(text).staff.agents}
+
+
+def test_an_agent_is_declared_in_full(home: Home) -> None:
+    text = """
+    [agents.ada]
+    description = "d"
+    model = "m"
+    instructions = "i"
+    delivery = "at-most-once"
+    concurrency = 1
+    queue = { mode = "followup", cap = 3 }
+    tools = { allow = ["a"], ask = ["b"], deny = ["c"] }
+    delegation = { allow = ["bo"], deny = ["b*"], depth_max = 2, open_max = 3, exchanges_max = 4, histories = true }
+    subagents = { allow = ["*"], model = "s", effort = "low", run_seconds_max = 5, archive_after_s = 0 }
+    turns_max = 5
+    run_seconds_max = 60
+    tokens_max = 1000
+    cost_microusd_max = 0
+    attempts_max = 2
+    replay_age_s = 0
+    approval_wait_s = 1.5
+    permission_level = "privileged"
+    """
+    assert agents(home, text)["ada"] == Agent(
+        name="ada",
+        description="d",
+        model="m",
+        instructions="i",
+        delivery=Delivery.AT_MOST_ONCE,
+        concurrency=1,
+        queue=QueuePolicy(mode=QueueMode.FOLLOWUP, cap=3),
+        tools=ToolRules(allow=("a",), ask=("b",), deny=("c",)),
+        delegation=DelegationRules(
+            allow=("bo",), deny=("b*",), depth_max=2, open_max=3, exchanges_max=4, histories=True
+        ),
+        subagents=SubagentRules(allow=("*",), model="s", effort="low", run_seconds_max=5.0, archive_after_s=0.0),
+        turns_max=5,
+        run_seconds_max=60.0,
+        tokens_max=1000,
+        cost_microusd_max=0,
+        attempts_max=2,
+        replay_age_s=0.0,
+        approval_wait_s=1.5,
+        permission_level=PermissionLevel.PRIVILEGED,
+    )
+
+
+def test_an_agent_of_which_nothing_is_said_has_the_defaults(home: Home) -> None:
+    assert agents(home, "[agents.ada]") == {"ada": Agent(name="ada")}
+
+
+@pytest.mark.spec("A2")
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("[agents.Ada]\n[agents.ada]", "agents.ada"),
+        ("[agents.night-clerk]\n[agents.'Night Clerk']", 'agents."Night Clerk"'),
+        ("[agents.ada]\nrunner = 'lop'", "agents.ada.runner"),
+        ("[templates.t]\nrunner = 'lop'\n[agents.ada]\nextends = 't'", "templates.t.runner"),
+        ("[agents.ada]\nrunner = 'external'", "agents.ada.external.url"),
+        ("[agents.ada]\nrunner = 'external'\nexternal = { }", "agents.ada.external.url"),
+        ("[agents.ada]\nrunner = 'external'\nexternal = { url = 'ftp://x' }", "agents.ada.external.url"),
+        ("[agents.ada]\nrunner = 'external'\nexternal = { url = 3 }", "agents.ada.external.url"),
+        ("[agents.ada]\nrunner = 'external'\nexternal = { uri = 'https://x' }", "agents.ada.external.uri"),
+        ("[agents.ada]\nexternal = { url = 'https://x' }", "agents.ada.external"),
+        (
+            "[agents.ada]\nrunner = 'external'\nexternal = { url = 'https://x', retries = 99 }",
+            "agents.ada.external.retries",
+        ),
+        ("[agents.ada]\nworkspace = '../out'", "agents.ada.workspace"),
+        ("[agents.ada]\nworkspace = '/'", "agents.ada.workspace"),
+        ("[agents.ada]\nworkspace = ''", "agents.ada.workspace"),
+        ("[agents.ada]\ndisplay_name = 'A\u202eda'", "agents.ada.display_name"),
+        ("[agents.ada]\nsandbox = { mode = 'some' }", "agents.ada.sandbox.mode"),
+        ("[agents.ada]\nsandbox = { image = '--privileged' }", "agents.ada.sandbox.image"),
+        ("[agents.ada]\nsandbox = { hosts = ['x.example'] }", "agents.ada.sandbox.hosts"),
+        ("[agents.ada]\nsubagents = { effort = 'some' }", "agents.ada.subagents.effort"),
+        ("[agents.ada]\ndelegation = { depth_max = 11 }", "agents.ada.delegation.depth_max"),
+        ("[defaults]\nverbose = 'loud'", "defaults.verbose"),
+        ("[defaults]\ntime_format = '13'", "defaults.time_format"),
+        ("[defaults]\nconcurrency = 0", "defaults.concurrency"),
+        ("[sessions]\ndm_scope = 'per-mood'", "sessions.dm_scope"),
+        ("[agents.ada]\ndelivery = 'twice'", "agents.ada.delivery"),
+        ("[agents.ada]\nqueue = { mode = 'pile' }", "agents.ada.queue.mode"),
+        ("[agents.ada]\nqueue = { cap = 0 }", "agents.ada.queue.cap"),
+        ("[agents.ada]\ntools = { allow = ['a', 1] }", "agents.ada.tools.allow[1]"),
+        ("[agents.ada]\nversion = 2", "agents.ada.version"),
+        ("[agents.ada]\nname = 'bob'", "agents.ada.name"),
+        ("[agents.ada]\nturns_max = 0", "agents.ada.turns_max"),
+        ("[agents.background]", "agents.background"),
+        ("[agents.'!']", 'agents."!"'),
+        ("agents = 3", "agents"),
+        ("[agents]\nada = 3", "agents.ada"),
+        ("[people.maria]\nrole = 'boss'", "people.maria.role"),
+        ("[people.maria]", "people.maria.role"),
+        ("[schedules.s]\nagent = 'a'\nkind = 'corn'", "schedules.s.kind"),
+        ("[schedules.s]\nagent = 'a'\nkind = 'cron'", "schedules.s.cron"),
+        ("[schedules.s]\nagent = 'a'\nkind = 'cron'\ncron = '* * * * *'\nat = 'x'", "schedules.s.at"),
+        ("[schedules.s]\nkind = 'every'\nevery_s = 5", "schedules.s.agent"),
+        ("[bindings.b]\nagent = 'a'", "bindings.b.connector"),
+        ("[bindings.b]\nagent = 'a'\nconnector = 'c'\nroom = 'x'", "bindings.b.room"),
+        ("[bindings.b]\nagent='a'\nconnector='c'\n[bindings.d]\nagent='e'\nconnector='c'", "bindings.d"),
+    ],
+)
+def test_a_declaration_that_cannot_stand_is_refused_with_its_exact_path(home: Home, text: str, path: str) -> None:
+    fault = home.fault(text)
+    assert fault.path == path
+    assert fault.because and fault.try_this
+
+
+@pytest.mark.spec("A2")
+def test_a_house_with_such_a_fault_does_not_start(home: Home) -> None:
+    faults = home.faults("[agents.Ada]\n[agents.ada]\n[agents.x]\nrunner = 'external'\n[agents.y]\nrunner = 'openai'")
+    assert {path: fault.place.line for path, fault in faults.items()} == {
+        "agents.ada": 2,
+        "agents.x.external.url": 3,
+        "agents.y.runner": 6,
+    }
+
+
+def test_a_runner_of_a_plug_in_is_known_where_it_is_named(home: Home) -> None:
+    home.write("[agents.ada]\nrunner = 'mine'")
+    found = load(home.environment, runners=frozenset({"loop", "mine"}))
+    assert found.staff.agents[0].runner == "mine"
+
+
+@pytest.mark.spec("A4")
+def test_an_external_agent_has_an_address_and_a_secret_that_stays_where_it_is(home: Home) -> None:
+    text = """
+    [agents.far]
+    runner = "external"
+    external = { url = "https://far.example/in", secret = { file = "keys/far" }, timeout_s = 60, retries = 0 }
+    [agents.near]
+    model = "m"
+    """
+    far, near = home.load(text).staff.agents
+    assert far.external == External(
+        url="https://far.example/in", secret=f"file:{home.folder / 'keys/far'}", timeout_s=60.0, retries=0
+    )
+    assert Secret.referred(far.external.secret) == Secret(file=home.folder / "keys/far")
+    assert Secret.referred(Secret(env="FAR_KEY").reference) == Secret(env="FAR_KEY")
+    assert (near.runner, near.external) == ("loop", External())  # chat is what an agent is that says nothing
+    assert home.load(export([far, near], [])).staff.agents == (far, near)
+
+
+# --- keys whose part comes later ---
+
+
+@pytest.mark.parametrize("key", ["memory_search", "memorySearch", "human_delay", "groupChat", "cli-backends"])
+@pytest.mark.parametrize("section", ["agents.ada", "templates.careful", "defaults"])
+def test_a_key_whose_part_is_not_there_yet_is_refused_by_name(home: Home, section: str, key: str) -> None:
+    with pytest.raises(BadConfig) as refused:
+        home.load(f"[{section}]\n{key} = {{ enabled = true }}")
+    assert refused.value.code == "config.not-yet"
+    assert f"{section}.{key} cannot be set yet" in refused.value.sentence
+    assert "comes with" in refused.value.because and "did you mean" not in refused.value.try_this
+    assert refused.value.as_table()[0]["code"] == "config.not-yet"
+
+
+def test_a_key_that_nobody_knows_is_no_key_of_later(home: Home) -> None:
+    with pytest.raises(BadConfig) as refused:
+        home.load("[agents.ada]\nmemory_serch = 1")
+    assert refused.value.code == "config.invalid"
+
+
+# --- what the house has for all ---
+
+
+@pytest.mark.spec("C114.subagents_archive")
+def test_an_agents_own_word_goes_before_the_houses_and_that_before_what_is_built_in(home: Home) -> None:
+    text = """
+    [defaults]
+    workspace = "/srv/work"
+    effort = "low"
+    concurrency = 2
+    run_seconds_max = 60
+    subagents = { model = "small", archive_after_s = 10 }
+    [agents.ada]
+    [agents.bo]
+    workspace = "desk"
+    effort = "high"
+    concurrency = 1
+    run_seconds_max = 5
+    subagents = { model = "large", effort = "none", run_seconds_max = 3, archive_after_s = 0 }
+    """
+    found = home.load(text)
+    house, (ada, bo), at = found.settings.defaults, found.staff.agents, Path("/house/agents/x")
+    for said, concurrency, seconds, effort, workspace in (
+        (house, 2, 60.0, "low", Path("/srv/work/ada")),
+        (Defaults(), 4, 3600.0, None, at),
+    ):
+        assert (said.concurrency_of(ada), said.run_seconds_of(ada)) == (concurrency, seconds)
+        assert (said.effort_of(ada), said.workspace_of(ada, at)) == (effort, workspace)
+        assert (said.concurrency_of(bo), said.run_seconds_of(bo), said.effort_of(bo)) == (1, 5.0, "high")
+        assert said.workspace_of(bo, at) == at / "desk"
+        assert said.subagents_of(bo) == bo.subagents
+    assert house.subagents_of(ada) == SubagentRules(model="small", archive_after_s=10.0)
+    assert Defaults().subagents_of(ada) == SubagentRules(archive_after_s=3600.0)
+    relative = home.load('[defaults]\nworkspace = "work"').settings
+    assert relative.defaults.workspace == relative.home / "work"
+
+
+# --- templates ---
+
+
+@pytest.mark.spec("A3")
+def test_several_templates_are_laid_over_each_other_and_the_agent_over_all(home: Home) -> None:
+    text = """
+    [templates.base]
+    model = "base"
+    instructions = "base"
+    turns_max = 7
+    tools = { allow = ["a"], ask = ["b"] }
+    [templates.mid]
+    extends = "base"
+    model = "mid"
+    tools = { deny = ["c"] }
+    [templates.other]
+    instructions = "other"
+    tools = { allow = ["x", "y"] }
+    [agents.ada]
+    extends = ["mid", "other"]
+    tools = { ask = [] }
+    """
+    ada = agents(home, text)["ada"]
+    assert (ada.model, ada.instructions, ada.turns_max) == ("mid", "other", 7)
+    assert ada.tools == ToolRules(allow=("x", "y"), ask=(), deny=("c",))
+
+
+@pytest.mark.spec("A3")
+def test_what_is_cleared_is_not_inherited_and_its_default_holds_again(home: Home) -> None:
+    text = """
+    [templates.t]
+    instructions = "t"
+    tokens_max = 5
+    tools = { allow = ["a"], ask = ["b"] }
+    [templates.u]
+    extends = "t"
+    clear = ["tokens_max"]
+    [agents.ada]
+    extends = "t"
+    clear = ["tokens_max", "tools.allow"]
+    [agents.bob]
+    extends = ["u"]
+    clear = ["tools"]
+    tools = { deny = ["z"] }
+    [agents.eve]
+    extends = ["t", "u"]
+    """
+    staff = agents(home, text)
+    assert (staff["ada"].instructions, staff["ada"].tokens_max) == ("t", None)
+    assert staff["ada"].tools == ToolRules(ask=("b",))
+    assert (staff["bob"].tokens_max, staff["bob"].tools) == (None, ToolRules(deny=("z",)))
+    assert staff["eve"].tokens_max == 5  # what one parent does not inherit, another may still bring
+
+
+@pytest.mark.spec("A3")
+def test_templates_in_a_circle_are_refused_with_the_way_round(home: Home) -> None:
+    fault = home.fault(
+        "[templates.a]\nextends = ['x', 'b']\n[templates.b]\nextends = 'c'\n[templates.c]\nextends = 'a'\n[templates.x]"
+    )
+    assert fault.because == "a -> b -> c -> a"
+    assert fault.path == "templates.c.extends"
+    assert home.fault("[templates.a]\nextends = 'A'").because == "a -> a"
+
+
+def test_an_agent_that_extends_a_circle_is_told_of_it_once(home: Home) -> None:
+    fault = home.fault("[templates.a]\nextends = 'b'\n[templates.b]\nextends = 'a'\n[agents.ada]\nextends = 'a'")
+    assert "circle" in fault.sentence
+
+
+def test_an_agent_may_bear_the_name_of_its_template(home: Home) -> None:
+    assert agents(home, "[templates.ada]\nmodel = 'm'\n[agents.ada]\nextends = 'ada'")["ada"].model == "m"
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "says"),
+    [
+        ("[templates.calm]\n[agents.ada]\nextends = 'clam'", "agents.ada.extends", "did you mean `calm`?"),
+        ("[agents.ada]\nextends = ['x']", "agents.ada.extends[0]", "[templates.x]"),
+        ("[agents.ada]\nextends = 3", "agents.ada.extends", "name of a template or a list"),
+        ("[agents.ada]\nextends = [3]", "agents.ada.extends[0]", "must be the name of a template"),
+        ("[agents.ada]\nclear = 'x'", "agents.ada.clear", "list of keys"),
+        ("[agents.ada]\nclear = ['modle']", "agents.ada.clear[0]", "did you mean `model`?"),
+        ("[agents.ada]\nclear = ['tools.x']", "agents.ada.clear[0]", "no key of an agent"),
+        ("[templates.t]\nmodle = 'x'", "templates.t.modle", "did you mean `model`?"),
+        ("[templates.t]\nturns_max = 'x'\n[agents.ada]\nextends = 't'", "templates.t.turns_max", "whole number"),
+    ],
+)
+def test_what_is_wrong_with_a_template_is_told_at_its_own_path(home: Home, text: str, path: str, says: str) -> None:
+    fault = home.fault(text)
+    assert fault.path == path
+    assert fault.because and fault.try_this
+    assert says in f"{fault.sentence} {fault.because} {fault.try_this}"
+
+
+def test_templates_extend_only_so_deep(home: Home) -> None:
+    chain = "".join(f"[templates.t{n}]\nextends = 't{n + 1}'\n" for n in range(EXTENDS_DEPTH_MAX + 5))
+    faults = home.faults(chain + f"[templates.t{EXTENDS_DEPTH_MAX + 5}]")
+    assert any("too deep" in fault.sentence for fault in faults.values())
+
+
+def test_templates_that_share_their_parents_many_times_over_are_laid_out_once_each(home: Home) -> None:
+    diamonds = "".join(f"[templates.t{n}]\nextends = ['t{n + 1}', 't{n + 1}', 't{n + 1}']\n" for n in range(18))
+    text = diamonds + "[templates.t18]\nmodel = 'm'\n[agents.ada]\nextends = 't0'"
+    assert agents(home, text)["ada"].model == "m"  # by way of each single path this would be 3^18 layings
+
+
+# --- names, and who answers where nobody is named ---
+
+
+@pytest.mark.spec("C5")
+def test_names_are_brought_into_form(home: Home) -> None:
+    staff = home.load(
+        "[agents.'Night  Clerk!']\n[agents.Ada]\n[schedules.s]\nagent = 'night clerk'\nkind='every'\nevery_s=60"
+    ).staff
+    assert [each.name for each in staff.agents] == ["night-clerk", "Ada"]
+    assert staff.schedules["s"]["agent"] == "night-clerk"
+
+
+@pytest.mark.spec("C5")
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [
+        ("[house]\ndefault_agent = 'ADA'\n[agents.main]\n[agents.Ada]", "Ada"),
+        ("[house]\ndefault_agent = 'guide'\n[agents.main]", "guide"),
+        ("[agents.ada]\n[agents.Main]", "Main"),
+        ("[agents.bob]\n[agents.ada]", "bob"),
+        ("", None),
+    ],
+)
+def test_the_default_agent_is_the_one_named_else_main_else_the_first(
+    home: Home, text: str, answers: str | None
+) -> None:
+    assert home.load(text).default_agent == answers
+
+
+@given(st.text())
+def test_the_normal_form_of_anything_is_a_name_and_is_its_own_normal_form(text: str) -> None:
+    formed = normal_id(text)
+    assert valid_name(formed, what="an agent") == formed
+    assert normal_id(formed) == formed
+    assert default_agent(text, [formed]) == formed
+
+
+# --- the rest ---
+
+
+def test_people_bindings_and_schedules_are_kept_as_tables(home: Home) -> None:
+    text = """
+    [people.maria]
+    role = "member"
+    [bindings.chat]
+    agent = "ada"
+    connector = "telegram"
+    peer = "42"
+    [bindings.rest]
+    agent = "ada"
+    connector = "telegram"
+    [schedules.tick]
+    agent = "ada"
+    kind = "every"
+    every_s = 60
+    """
+    staff = home.load(text).staff
+    assert staff.people == {"maria": {"role": Role.MEMBER}}
+    assert staff.bindings["chat"] == {"agent": "ada", "connector": "telegram", "peer": "42"}
+    assert staff.schedules == {"tick": {"agent": "ada", "kind": ScheduleKind.EVERY, "every_s": 60.0}}

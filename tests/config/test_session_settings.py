@@ -1,0 +1,106 @@
+"""What the settings say of contexts and of what goes out: read in full, or refused with its name and its line."""
+
+from __future__ import annotations
+
+import pytest
+from config.data_directory import Home
+
+from retinue.config import load, text_hash
+from retinue.config.declarations_export import export
+from retinue.config.sessions import HouseReset, ResetSettings, SendRuleSettings, SendSettings
+from retinue.config.toml_patch import patch
+from retinue.domain.agent import Agent
+from retinue.domain.reset_rules import ResetRules
+from retinue.domain.send_policy import SendAction
+from retinue.domain.session_keys import ChatType
+
+EVERYTHING = """\
+[sessions]
+greeting = true
+
+[sessions.reset]
+daily_at = "4:00"
+idle_minutes = 0.5
+context_tokens_max = 120_000
+
+[sessions.reset.by_kind]
+group = { idle_minutes = 60 }
+terminal = { daily_at = "never" }
+
+[sessions.reset.by_channel.telegram]
+context_tokens_max = 0
+
+[sessions.send]
+default = "deny"
+
+[sessions.send.rules.family]
+action = "allow"
+channel = "telegram"
+chat_type = "group"
+key_prefix = "channel:telegram:-100"
+"""
+
+
+def test_all_of_it_is_read(home: Home) -> None:
+    sessions = home.load(EVERYTHING).settings.sessions
+    assert sessions.greeting
+    assert sessions.reset == HouseReset(
+        daily_at="4:00",
+        idle_minutes=0.5,
+        context_tokens_max=120_000,
+        by_kind={"group": ResetSettings(idle_minutes=60), "terminal": ResetSettings(daily_at="never")},
+        by_channel={"telegram": ResetSettings(context_tokens_max=0)},
+    )
+    family = SendRuleSettings(
+        action=SendAction.ALLOW, channel="telegram", chat_type=ChatType.GROUP, key_prefix="channel:telegram:-100"
+    )
+    assert sessions.send == SendSettings(default=SendAction.DENY, rules={"family": family})
+
+
+def test_not_a_word_of_it_is_said_unless_somebody_says_it(home: Home) -> None:
+    sessions = home.load("").settings.sessions
+    assert (sessions.reset, sessions.send, sessions.greeting) == (HouseReset(), SendSettings(), False)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "sentence"),
+    [
+        ('[sessions.reset]\ndaily_at = "25:00"', "sessions.reset.daily_at", "must be a time of day such as 04:00"),
+        ("[sessions.reset]\nidle_minutes = -1", "sessions.reset.idle_minutes", "must be from 0 to"),
+        ("[sessions.reset]\nmaxTokens = 5", "sessions.reset.maxTokens", "is not a setting"),
+        ("[sessions.reset.by_kind.cave]\nidle_minutes = 1", "sessions.reset.by_kind.cave", "must be a kind of"),
+        ('[sessions.reset.by_kind.chat]\ndaily_at = "4"', "sessions.reset.by_kind.chat.daily_at", "time of day"),
+        ('[sessions.reset.by_channel."a b"]\nidle_minutes = 1', 'sessions.reset.by_channel."a b"', "cannot be a name"),
+        ('[sessions.send]\ndefault = "maybe"', "sessions.send.default", "there is no such choice"),
+        ('[sessions.send.rules.x]\nchat_type = "crowd"', "sessions.send.rules.x.chat_type", "there is no such choice"),
+        ('[sessions.send.rules.x]\nkey_prefix = ""', "sessions.send.rules.x.key_prefix", "the beginning of a key"),
+        ('[agents.ada]\nreset = { daily_at = "noon" }', "agents.ada.reset.daily_at", "must be a time of day"),
+        ("[agents.ada.reset]\ncontext_tokens_max = 1.5", "agents.ada.reset.context_tokens_max", "a whole number"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_name_and_its_line(home: Home, text: str, path: str, sentence: str) -> None:
+    fault = home.fault(f"\n\n{text}")
+    assert fault.path == path
+    assert sentence in fault.sentence
+    assert fault.place.line in (3, 4)
+
+
+def test_an_agent_has_a_word_of_its_own_and_keeps_it_through_an_export(home: Home) -> None:
+    rules = ResetRules(daily_at="05:30", idle_minutes=90, context_tokens_max=0)
+    ada = Agent(name="ada", reset=rules)
+    (declared,) = home.load(
+        '[agents.ada.reset]\ndaily_at = "05:30"\nidle_minutes = 90\ncontext_tokens_max = 0'
+    ).staff.agents
+    assert declared == ada
+    assert home.load(export([ada], [])).staff.agents == (ada,)
+
+
+def test_a_change_by_the_house_keeps_what_stands_around_it(home: Home) -> None:
+    text = '# Ours.\n[sessions.reset]\ndaily_at = "04:00"  # early\n'
+    changes = {"sessions": {"reset": {"idle_minutes": 30, "by_kind": {"group": {"idle_minutes": 5}}}}}
+    result = patch(
+        text, changes, expected_hash=text_hash(text), validate=lambda made: load(home.environment, text=made)
+    )
+    assert result.startswith(text)
+    reset = home.load(result).settings.sessions.reset
+    assert (reset.daily_at, reset.idle_minutes, reset.by_kind["group"].idle_minutes) == ("04:00", 30, 5)

@@ -1,0 +1,129 @@
+"""Questionnaires in chats: put where whoever is asked writes, and answered by a press where one answer is enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from connector_instance import Street, link, said
+from flows.approval_instance import do, does, rows
+
+from retinue.connectors.base import Abilities, Heard, Incoming, Parcel
+from retinue.domain.access import DmPolicy, GroupPolicy
+from retinue.domain.envelope import Draft, Receipt
+from retinue.engine.button_presses import MEANS_NOTHING, NOT_YOURS
+from retinue.testing.local_instance import House
+from retinue.tools.questions import AskQuestions
+
+OWNER, MARIA, STRANGER = "9", "7", "8"
+
+
+@dataclass
+class Late:
+    """A way to the inbox, for a tool that is made before there is one."""
+
+    house: House | None = None
+
+    async def post(self, draft: Draft) -> Receipt:
+        assert self.house is not None
+        return await self.house.inbox.post(draft)
+
+
+@pytest.fixture
+def late() -> Late:
+    return Late()
+
+
+@pytest.fixture
+def street(tmp_path: Path, late: Late) -> Street:
+    street = Street.at(tmp_path, dm=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN)
+    household = street.household
+    household.furnishing = lambda store, _ways: [AskQuestions(store, household.clock, post=late)]
+    household.model.rule = does
+    household.press = None
+    street.place.abilities = Abilities(buttons=True)
+    return street
+
+
+def question(kind: str, *options: str, name: str = "lunch") -> dict[str, Any]:
+    return {"name": name, "label": "What for lunch?", "kind": kind, "options": list(options)}
+
+
+async def ask(house: House, street: Street, *fields: dict[str, Any], by: str = MARIA) -> Parcel | None:
+    """Have an agent ask, and give what stands in the room then."""
+    await house.doorway.accept("quiet", said(do("ask_questions", title="Lunch", fields=list(fields)), by=by))
+    await house.quiet()
+    return next((each for each in street.place.parcels if each.room == f"dm-{by}" and "Lunch" in each.text), None)
+
+
+def press(data: str, *, by: str = MARIA, room: str = "", id_: str = "p1") -> Incoming:
+    return said(data, by=by, room=room or f"dm-{by}", id_=id_, kind=Heard.PRESS)
+
+
+async def pressed(house: House, street: Street, incoming: Incoming) -> str:
+    before = len(street.place.presses)
+    await house.doorway.accept("quiet", incoming)
+    await house.eventually(lambda _: len(street.place.presses) > before, what="an answer to the press")
+    return street.place.presses[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("field", "labels", "answer"),
+    [
+        (question("choice", "Soup", "Salad"), ["Soup", "Salad"], "lunch: Soup"),
+        (question("yes-no"), ["Yes", "No"], "lunch: yes"),
+    ],
+)
+async def test_one_press_answers_and_the_agent_goes_on_in_the_same_room(
+    street: Street, late: Late, field: dict[str, Any], labels: list[str], answer: str
+) -> None:
+    async with street.household.open() as house:
+        late.house = house
+        await link(house, "maria", id_=MARIA)
+        asked = await ask(house, street, field)
+        assert asked is not None
+        assert [button.label for row in asked.buttons for button in row] == labels
+        before = len(street.place.texts(asked.room))
+        assert await pressed(house, street, press(asked.buttons[0][0].data)) == f"{labels[0]}."
+        await house.quiet()
+        assert street.place.texts(asked.room)[before:] == ["ok"], "the agent's answer to it"
+        assert answer in str(street.household.model.prompts[-1].records[-1].body)
+        again = await pressed(house, street, press(asked.buttons[1][0].data, id_="p2"))
+        assert "is answered (it was answered by person:maria)" in again
+        [(state,)] = await rows(house, "SELECT state FROM questionnaires")
+        assert state == "answered"
+
+
+async def test_a_press_of_somebody_else_and_in_another_room_answers_nothing(street: Street, late: Late) -> None:
+    async with street.household.open() as house:
+        late.house = house
+        await link(house, "owner", id_=OWNER)
+        await link(house, "maria", id_=MARIA)
+        asked = await ask(house, street, question("yes-no"), by=OWNER)
+        assert asked is not None
+        data = asked.buttons[0][0].data
+        assert await pressed(house, street, press(data, by=MARIA, room=asked.room)) == NOT_YOURS
+        assert await pressed(house, street, press(data, by=STRANGER, room=asked.room, id_="p2")) == NOT_YOURS
+        assert await pressed(house, street, press(data, by=MARIA, id_="p3")) == MEANS_NOTHING
+        [(state,)] = await rows(house, "SELECT state FROM questionnaires")
+        assert state == "open"
+
+
+async def test_several_questions_are_shown_without_buttons_and_answered_in_words(street: Street, late: Late) -> None:
+    async with street.household.open() as house:
+        late.house = house
+        await link(house, "maria", id_=MARIA)
+        two = (question("choice", "Soup", "Salad"), question("text", name="else"))
+        asked = await ask(house, street, *two)
+        assert asked is not None
+        assert asked.buttons == ()
+        assert asked.text == "Lunch\n- What for lunch?\n    1. Soup\n    2. Salad\n- What for lunch?"
+
+
+async def test_nobody_is_asked_in_a_room_of_strangers(street: Street, late: Late) -> None:
+    async with street.household.open() as house:
+        late.house = house
+        assert await ask(house, street, question("yes-no"), by=STRANGER) is None
+        assert await rows(house, "SELECT state FROM questionnaires") == []

@@ -1,0 +1,159 @@
+"""Whole envelopes between Telegram and the staff: a real house, with a store, an engine and files of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from connectors.telegram_instance import until
+
+from retinue.app.clock_and_ids import RealClock
+from retinue.config.connectors import ConnectorSettings
+from retinue.connectors.telegram import TelegramSettings
+from retinue.domain.attachment import Attachment
+from retinue.domain.envelope import Envelope, Kind, Outcome
+from retinue.store.core.tables import envelopes as envelope_table
+from retinue.store.envelopes import envelopes
+from retinue.store.envelopes.attachment_files import Files
+from retinue.testing.local_instance import House, Household
+from retinue.testing.telegram_html_parser import utf16_length
+from retinue.testing.telegram_server import TOKEN, Fault, TelegramServer
+
+
+@pytest.fixture
+async def telegram() -> AsyncGenerator[TelegramServer]:
+    async with TelegramServer() as server:
+        yield server
+
+
+@pytest.fixture
+def household(tmp_path: Path, telegram: TelegramServer) -> Household:
+    own = TelegramSettings(token_env="BOT", api_base=telegram.url, poll_s=5, timeout_s=60.0)
+    return Household(
+        tmp_path,
+        clock=RealClock(),
+        environment={"BOT": TOKEN},
+        lines={"family": ConnectorSettings(kind="telegram", own=own)},
+    )
+
+
+async def heard(house: House, count: int) -> list[Envelope]:
+    """What came in from Telegram, once there is so much of it."""
+    statement = envelope_table.select().where(envelope_table.c.kind == Kind.MESSAGE).order_by(envelope_table.c.seq)
+
+    def body(conn: object) -> list[Envelope] | None:
+        found = [envelopes.envelope_of(row) for row in conn.execute(statement)]  # type: ignore[attr-defined]
+        return found if len(found) >= count else None
+
+    return await house.eventually(body, what=f"{count} envelopes")
+
+
+async def test_a_question_is_answered_where_it_was_asked(household: Household, telegram: TelegramServer) -> None:
+    household.model.will_reply("Lunch with **Noor**.")
+    async with household.open():
+        telegram.says("What is on today?")
+        await until(lambda: bool(telegram.ours()))
+
+    [answer] = telegram.ours()
+    assert (answer["text"], answer["entities"][0]["type"]) == ("Lunch with Noor.", "bold")
+
+
+async def test_a_question_asked_before_a_crash_is_answered_once_after_it(
+    household: Household, telegram: TelegramServer
+) -> None:
+    async with household.open() as house:
+        telegram.says("What is on today?")
+        await heard(house, 1)
+        house.crash()
+    telegram.says("And tomorrow?")
+
+    household.model.will_reply("Lunch with Noor.", "Nothing.")
+    async with household.open() as house:
+        await until(lambda: len(telegram.ours()) == 2)
+        await house.quiet()
+
+    assert telegram.texts() == ["Lunch with Noor.", "Nothing."]
+
+
+@pytest.mark.spec("H72")
+async def test_words_and_every_kind_of_file_become_envelopes_with_stored_files(
+    household: Household, telegram: TelegramServer, tmp_path: Path
+) -> None:
+    kinds = ("photo", "video", "document", "voice", "audio")
+    household.model.will_reply(*["Thanks."] * 6)
+    async with household.open() as house:
+        telegram.says("now the files")
+        for kind in kinds:
+            telegram.sends_file(kind, f"the bytes of a {kind}".encode() * 1000, name=f"{kind}.bin", caption=kind)
+        words, *files = await heard(house, 6)
+        await house.quiet()
+
+    assert (words.text, words.attachments) == ("now the files", ())
+    kept = Files(tmp_path / "files")
+    for kind, envelope in zip(kinds, files, strict=True):
+        [attachment] = envelope.attachments
+        assert envelope.text == kind
+        assert kept.path(attachment.hash).read_bytes() == f"the bytes of a {kind}".encode() * 1000
+
+
+async def send(house: House, text: str, files: tuple[Attachment, ...] = ()) -> Outcome:
+    receipt = await house.post(
+        text, sender="agent:ada", recipient="channel:family:42", kind=Kind.ANSWER, attachments=files
+    )
+    return (await house.outcome(receipt.envelope)).outcome
+
+
+@pytest.mark.spec("H73", "D58")
+async def test_a_long_answer_is_cut_at_boundaries_within_telegrams_bounds(
+    household: Household, telegram: TelegramServer
+) -> None:
+    paragraph = "A line of words that ends here. 🎉\n" * 20
+    text = "\n".join([paragraph.strip()] * 15)
+    async with household.open() as house:
+        assert await send(house, text) is Outcome.DELIVERED
+
+    texts = telegram.texts()
+    assert len(texts) > 2
+    assert all(utf16_length(each) <= 4096 for each in texts)
+    assert all(each.endswith("🎉") for each in texts)
+    assert "".join("".join(texts).split()) == "".join(text.split())
+
+
+@pytest.mark.spec("H73")
+async def test_words_beyond_a_caption_go_on_their_own_and_files_in_albums_of_ten(
+    household: Household, telegram: TelegramServer, tmp_path: Path
+) -> None:
+    kept = Files(tmp_path / "files")
+    photos = tuple(kept.keep([b"photo %d" % n], name=f"{n}.png", media_type="image/png") for n in range(12))
+    async with household.open() as house:
+        assert await send(house, "short", photos[:1]) is Outcome.DELIVERED
+        assert await send(house, "long " * 300, photos) is Outcome.DELIVERED
+
+    first, *rest = telegram.ours()
+    assert (first["caption"], "photo" in first) == ("short", True)
+    albums = [each.get("media_group_id") for each in rest if "photo" in each]
+    assert sorted(albums.count(album) for album in set(albums)) == [2, 10]
+    assert [each["text"].strip() for each in rest if "text" in each] == [("long " * 300).strip()]
+    assert not any("caption" in each for each in rest)
+
+
+async def test_a_send_in_doubt_is_not_sent_again_and_is_told(household: Household, telegram: TelegramServer) -> None:
+    telegram.will("sendMessage", Fault(breaks=True, arrives=True))
+    async with household.open() as house:
+        await send(house, "once")
+        await house.quiet()
+
+    assert telegram.texts() == ["once"]
+
+
+@pytest.mark.spec("C86")
+async def test_a_throttled_send_is_sent_again_after_what_telegram_asked_for(
+    household: Household, telegram: TelegramServer
+) -> None:
+    throttled = Fault(status=429, description="Too Many Requests: retry after 1", parameters={"retry_after": 1})
+    telegram.will("sendMessage", throttled)
+    async with household.open() as house:
+        assert await send(house, "later") is Outcome.DELIVERED
+
+    assert telegram.texts() == ["later"]

@@ -1,0 +1,377 @@
+"""What goes out to Telegram: one call for each parcel, in the best way that Telegram takes, and never said to have
+failed where it may have arrived."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from connectors.telegram_instance import LIMIT_S, House, Words, bot, listening, parcel, stored
+
+from retinue.connectors.base import (
+    Answers,
+    Button,
+    Checks,
+    DeliveryFailed,
+    Edits,
+    FailureKind,
+    Reacts,
+    Types,
+    abilities_of,
+)
+from retinue.connectors.telegram.bot_api import UPLOAD_BYTES_MAX, NoAnswer
+from retinue.connectors.telegram.connector import TelegramConnector
+from retinue.domain.attachment import Attachment
+from retinue.testing.loop_time import skipping_loop_time
+from retinue.testing.telegram_html_parser import utf16_length
+from retinue.testing.telegram_server import Fault, TelegramServer, throttled
+
+GROUP = -1001
+
+
+@pytest.fixture
+async def telegram() -> AsyncGenerator[TelegramServer]:
+    async with TelegramServer() as server:
+        server.add_group(GROUP, topics=(7,))
+        yield server
+
+
+async def failure(connector: TelegramConnector, *args: Any, **kwargs: Any) -> DeliveryFailed:
+    with pytest.raises(DeliveryFailed) as failed:
+        await connector.deliver(parcel(*args, **kwargs))
+    return failed.value
+
+
+async def test_words_arrive_with_their_marks_and_the_receipt_is_their_message(telegram: TelegramServer) -> None:
+    delivery = await bot(telegram).deliver(parcel("Lunch with **Noor** & `x < y`."))
+
+    [message] = telegram.ours()
+    assert message["text"] == "Lunch with Noor & x < y."
+    assert [each["type"] for each in message["entities"]] == ["bold", "code"]
+    assert delivery.receipt == str(message["message_id"])
+
+
+async def test_no_link_is_opened_by_telegram_unless_the_owner_wants_it(telegram: TelegramServer) -> None:
+    await bot(telegram).deliver(parcel("see https://x.example/?secret=1"))
+    await bot(telegram, link_previews=True).deliver(parcel("see https://x.example"))
+
+    previews = [arguments["link_preview_options"]["is_disabled"] for _, arguments in telegram.calls]
+    assert previews == [True, False]
+
+
+@pytest.mark.spec("D58", "C86")
+@pytest.mark.parametrize(
+    "description",
+    [
+        'Bad Request: can\'t parse entities: Unsupported start tag "x" at byte offset 3',
+        "Bad Request: message is too long",
+        "Bad Request: message text is empty",
+    ],
+)
+async def test_marks_that_telegram_will_not_have_go_as_they_were_written(
+    telegram: TelegramServer, description: str
+) -> None:
+    telegram.will("sendMessage", Fault(status=400, description=description))
+
+    await bot(telegram).deliver(parcel("Lunch with **Noor**."))
+
+    assert telegram.texts() == ["Lunch with **Noor**."]
+
+
+async def test_what_has_no_plainer_way_is_said_to_be_too_large(telegram: TelegramServer) -> None:
+    failed = await failure(bot(telegram), "x" * 4097)
+
+    assert (failed.kind, failed.permanent) == (FailureKind.TOO_LARGE, True)
+    assert telegram.texts() == []
+
+
+async def test_its_limits_are_telegrams_own(telegram: TelegramServer, tmp_path: Path) -> None:
+    connector = bot(telegram, files=tmp_path)
+    abilities = abilities_of(connector)
+    assert abilities is not None
+    longest = "🎉" * (abilities.text_max // 2)
+    photos = tuple(stored(tmp_path, b"%d" % n, f"{n}.png", "image/png") for n in range(abilities.album_max))
+
+    await connector.deliver(parcel(longest))
+    await connector.deliver(parcel("ü" * abilities.caption_max, files=photos))
+
+    assert utf16_length(longest) == abilities.text_max
+    assert telegram.texts()[:2] == [longest, "ü" * abilities.caption_max]
+    assert len(telegram.ours()) == 1 + abilities.album_max
+
+
+async def test_half_a_character_is_no_reason_to_fail(telegram: TelegramServer) -> None:
+    await bot(telegram).deliver(parcel("a\ud83c b"))
+
+    assert telegram.texts() == ["a\ufffd b"]
+
+
+@pytest.mark.spec("H75")
+async def test_an_answer_to_a_deleted_message_is_sent_without_the_quote(telegram: TelegramServer) -> None:
+    kept, gone = telegram.says("kept"), telegram.says("gone")
+    telegram.deletes(gone)
+    connector = bot(telegram)
+
+    await connector.deliver(parcel("to what is there", quote=str(kept)))
+    await connector.deliver(parcel("to what is not", quote=str(gone)))
+
+    first, second = telegram.ours()
+    assert first["reply_to_message"]["message_id"] == kept
+    assert (second["text"], "reply_to_message" in second) == ("to what is not", False)
+
+
+async def test_several_troubles_of_one_parcel_are_all_got_over(telegram: TelegramServer) -> None:
+    telegram.add_group(-55, type="group")
+    telegram.moves(-55, -10055)
+    telegram.will("sendMessage", Fault(status=400, description="Bad Request: can't parse entities: it says"))
+
+    await bot(telegram).deliver(parcel("**so**", room="-55", quote="99999"))
+
+    assert telegram.texts(-10055) == ["**so**"]
+
+
+async def test_a_topic_is_sent_to_and_the_general_one_is_not_named(telegram: TelegramServer) -> None:
+    connector = bot(telegram)
+
+    await connector.deliver(parcel("in the topic", room=f"{GROUP}/7"))
+    await connector.deliver(parcel("in the general one", room=f"{GROUP}/1"))
+    await connector.type_in(f"{GROUP}/1")
+
+    assert [each.get("message_thread_id") for each in telegram.ours(GROUP)] == [7, None]
+    assert telegram.actions == [(GROUP, 1, "typing")]
+
+
+@pytest.mark.parametrize(
+    ("media_type", "kind"),
+    [
+        ("image/png", "photo"),
+        ("video/mp4", "video"),
+        ("image/gif", "animation"),
+        ("audio/ogg", "voice"),
+        ("audio/mpeg", "audio"),
+        ("application/pdf", "document"),
+        ("text/html; charset=utf-8", "document"),
+    ],
+)
+async def test_a_file_goes_as_what_it_is_with_its_words_beside_it(
+    telegram: TelegramServer, tmp_path: Path, media_type: str, kind: str
+) -> None:
+    file = stored(tmp_path, b"the bytes" * 30_000, "näme.bin", media_type)
+
+    delivery = await bot(telegram, files=tmp_path).deliver(parcel("look **here**", files=(file,)))
+
+    [message] = telegram.ours()
+    sent = message[kind][0] if kind == "photo" else message[kind]
+    assert telegram.files[sent["file_id"]].content == b"the bytes" * 30_000
+    assert telegram.files[sent["file_id"]].name == "näme.bin"
+    assert (message["caption"], message["caption_entities"][0]["type"]) == ("look here", "bold")
+    assert delivery.receipt == str(message["message_id"])
+
+
+@pytest.mark.parametrize(
+    ("media_types", "kinds"),
+    [
+        (("image/png", "video/mp4"), ("photo", "video")),
+        (("audio/mpeg", "audio/mp4"), ("audio", "audio")),
+        (("image/png", "application/pdf"), ("document", "document")),
+        (("audio/ogg", "audio/ogg"), ("document", "document")),
+    ],
+)
+async def test_several_files_are_one_album_of_what_telegram_puts_together(
+    telegram: TelegramServer, tmp_path: Path, media_types: tuple[str, ...], kinds: tuple[str, ...]
+) -> None:
+    files = tuple(stored(tmp_path, b"%d" % n, f"{n}", media) for n, media in enumerate(media_types))
+
+    delivery = await bot(telegram, files=tmp_path).deliver(parcel("both", files=files))
+
+    messages = telegram.ours()
+    assert tuple(kind for message, kind in zip(messages, kinds, strict=True) if kind in message) == kinds
+    assert [message.get("caption") for message in messages] == ["both", None]
+    assert len({message["media_group_id"] for message in messages}) == 1
+    assert delivery.receipt == str(messages[0]["message_id"])
+
+
+async def test_a_picture_of_a_shape_that_telegram_will_not_show_goes_as_a_file(
+    telegram: TelegramServer, tmp_path: Path
+) -> None:
+    file = stored(tmp_path, b"TOO WIDE", "wide.png", "image/png")
+
+    await bot(telegram, files=tmp_path).deliver(parcel("look", files=(file,)))
+
+    assert "document" in telegram.ours()[0]
+
+
+async def test_a_file_that_is_gone_or_too_large_is_not_tried(telegram: TelegramServer, tmp_path: Path) -> None:
+    connector = bot(telegram, files=tmp_path)
+    huge = Attachment(hash="a", name="film.mkv", media_type="video/x-matroska", size_bytes=UPLOAD_BYTES_MAX + 1)
+    gone = Attachment(hash="b", name="gone.txt", media_type="text/plain", size_bytes=3)
+
+    too_large = await failure(connector, "look", files=(huge,))
+    not_there = await failure(connector, "look", files=(gone,))
+
+    assert (too_large.kind, too_large.permanent, not_there.permanent) == (FailureKind.TOO_LARGE, True, True)
+    assert telegram.calls == []
+
+
+async def test_buttons_stand_under_a_message_and_whoever_presses_one_is_answered(telegram: TelegramServer) -> None:
+    connector, house = bot(telegram), House()
+    buttons = ((Button("Yes", "allow:9c8d"), Button("No", "deny:9c8d")),)
+    async with listening(connector, house):
+        delivery = await connector.deliver(parcel("May I?", buttons=buttons))
+        telegram.presses(int(delivery.receipt), "allow:9c8d")
+        [press] = await house.until_heard(1)
+        await connector.answer_press(press.message_id, "Allowed.")
+        await connector.answer_press("a press of last week", "too late for anyone to see")
+
+    [[yes, no]] = telegram.ours()[0]["reply_markup"]["inline_keyboard"]
+    assert (yes, no["callback_data"]) == ({"text": "Yes", "callback_data": "allow:9c8d"}, "deny:9c8d")
+    assert press.quoted is not None
+    assert press.quoted.message_id == delivery.receipt
+    assert telegram.press_answers == {press.message_id: "Allowed."}
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "permanent", "retry_after_s"),
+    [
+        (throttled(7), FailureKind.THROTTLED, False, 7.0),
+        (Fault(status=429, description="x", parameters={"retry_after": 10**9}), FailureKind.THROTTLED, False, 3600.0),
+        (Fault(status=400, description="Bad Request: chat not found"), FailureKind.INVALID_ADDRESS, True, None),
+        (
+            Fault(status=403, description="Forbidden: bot was blocked by the user"),
+            FailureKind.INVALID_SENDER,
+            True,
+            None,
+        ),
+        (Fault(status=401, description="Unauthorized"), FailureKind.INVALID_SENDER, False, None),
+        (Fault(status=413, description="Request Entity Too Large"), FailureKind.TOO_LARGE, True, None),
+        (Fault(status=400, description="Bad Request: BUTTON_DATA_INVALID"), FailureKind.SEND_FAILED, True, None),
+    ],
+)
+@pytest.mark.spec("C86")
+async def test_a_no_is_told_as_what_it_is(
+    telegram: TelegramServer, fault: Fault, kind: FailureKind, permanent: bool, retry_after_s: float | None
+) -> None:
+    telegram.will("sendMessage", fault)
+
+    failed = await failure(bot(telegram), "hello")
+
+    assert (failed.kind, failed.permanent, failed.retry_after_s) == (kind, permanent, retry_after_s)
+    assert telegram.texts() == []
+
+
+@pytest.mark.parametrize("room", ["maria", "42/x", "", "--42", "42/7/8", "٤٢", "9" * 30])
+async def test_what_cannot_be_a_room_is_refused_at_once(telegram: TelegramServer, room: str) -> None:
+    failed = await failure(bot(telegram), "hello", room=room or "x")
+
+    assert (failed.kind, failed.permanent) == (FailureKind.INVALID_ADDRESS, True)
+    assert telegram.calls == []
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"breaks": True},
+        {"hangs": True},
+        {"status": 502, "body": b"<html>Bad Gateway</html>"},
+        {"status": 500, "description": "Internal Server Error: restart"},
+    ],
+    ids=["breaks", "hangs", "502", "500"],
+)
+async def test_a_send_whose_answer_is_lost_is_never_called_a_failure(
+    telegram: TelegramServer, fault: dict[str, Any], arrives: bool
+) -> None:
+    telegram.will("sendMessage", Fault(**fault, arrives=arrives))
+
+    async with skipping_loop_time(LIMIT_S, each_time=lambda: telegram.hangs):
+        with pytest.raises(NoAnswer) as unknown:
+            await bot(telegram).deliver(parcel("hello"))
+
+    assert telegram.texts() == (["hello"] if arrives else [])
+    assert telegram.token not in str(unknown.value)
+
+
+async def test_a_line_that_never_came_about_is_a_failure_that_may_pass() -> None:
+    async with TelegramServer() as telegram:
+        url = telegram.url
+
+    failed = await failure(bot(url), "hello")
+
+    assert not failed.permanent
+
+
+async def test_what_is_sent_to_a_group_by_its_old_name_goes_to_the_new_one(telegram: TelegramServer) -> None:
+    shelf = Words()
+    telegram.add_group(-55, type="group")
+    telegram.moves(-55, -10055)
+
+    await bot(telegram, shelf=shelf).deliver(parcel("first", room="-55"))
+    calls = len(telegram.calls)
+    await bot(telegram, shelf=shelf).deliver(parcel("after a restart", room="-55"))
+
+    assert telegram.texts(-10055) == ["first", "after a restart"]
+    assert len(telegram.calls) == calls + 1  # the new name is known by then
+
+
+async def test_words_that_are_still_written_are_shown_changed_and_taken_back(telegram: TelegramServer) -> None:
+    connector = bot(telegram)
+
+    shown = await connector.preview("42", "Lunch **wi")
+    assert await connector.preview("42", "Lunch **with** Noor", shown=shown) == shown
+    assert await connector.preview("42", "Lunch **with** Noor", shown=shown) == shown
+    assert telegram.texts() == ["Lunch with Noor"]
+    await connector.take_back("42", shown)
+    await connector.take_back("42", shown)
+
+    assert telegram.texts() == []
+
+
+async def test_a_reaction_is_put_and_taken_back_and_one_that_is_none_is_refused(telegram: TelegramServer) -> None:
+    message_id = telegram.says("hello")
+    connector = bot(telegram)
+
+    await connector.react("42", str(message_id), "👀")
+    assert telegram.reactions == {(42, message_id): ["👀"]}
+    await connector.react("42", str(message_id), "")
+    assert telegram.reactions == {(42, message_id): []}
+    with pytest.raises(DeliveryFailed, match="did not take it"):
+        await connector.react("42", str(message_id), "🪿")
+
+
+async def test_typing_is_shown_and_harms_nothing_where_it_cannot_be(telegram: TelegramServer) -> None:
+    connector = bot(telegram)
+
+    await connector.type_in("42")
+    await connector.type_in("43")
+
+    assert telegram.actions == [(42, None, "typing")]
+
+
+async def test_checking_says_who_we_are_and_what_we_do_not_hear(telegram: TelegramServer) -> None:
+    connector = bot(telegram)
+
+    well = await connector.check()
+    telegram.me["can_read_all_group_messages"] = False
+    private = await connector.check()
+    telegram.webhook = "https://elsewhere.example"
+    hooked = await connector.check()
+    telegram.revoke()
+    refused = await connector.check()
+
+    assert (well.ok, well.account, well.because) == (True, "@house_bot", "")
+    assert private.ok
+    assert "privacy" in private.because
+    assert "/setprivacy" in private.try_this
+    assert (hooked.ok, refused.ok) == (False, False)
+    assert "token" in refused.sentence
+    assert telegram.polls == 0
+
+
+def test_it_can_what_its_abilities_say() -> None:
+    connector = bot("http://127.0.0.1:1")
+
+    for ability in (Edits, Reacts, Types, Answers, Checks):
+        assert isinstance(connector, ability)
+    assert not connector.repeats_safely

@@ -1,0 +1,270 @@
+"""A whole house with its real hands and a scripted model: what `retinue run` opens, without the doors to outside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from operations.operations_instance import person
+
+from retinue.app.server import House, default_parts, open_house
+from retinue.config import Configuration, Settings, load
+from retinue.config.tools import OutsideLists
+from retinue.connectors.base import Connector
+from retinue.domain import address
+from retinue.domain.agent import Agent
+from retinue.domain.approval import Approval
+from retinue.domain.envelope import Draft, Envelope, Receipt
+from retinue.domain.ids import EnvelopeId, SessionId
+from retinue.domain.principal import Principal
+from retinue.domain.record import Record
+from retinue.domain.session import Origin, OriginKind
+from retinue.domain.structs import replace
+from retinue.domain.tool import Effect, ToolResult, ToolSpec
+from retinue.domain.trust import Trust
+from retinue.operations.base import perform
+from retinue.operations.catalog import OPERATIONS
+from retinue.store.core.tables import approvals as approvals_table
+from retinue.store.core.tables import envelopes as envelopes_table
+from retinue.store.envelopes import envelopes
+from retinue.store.runs import approvals
+from retinue.store.sessions import records
+from retinue.testing.empty_store import place_empty_store
+from retinue.testing.failure_context import explained
+from retinue.testing.scripted_model import Line, ScriptedModel
+from retinue.testing.server_description import ServerSource
+from retinue.testing.tools import AppendLine
+from retinue.testing.waiting import wait_until
+from retinue.tools.base import Output, Scene, Tool, ToolFailed, schema_of
+
+OWNER = person("owner")
+ADA = Agent(name="ada", model="scripted")
+BO = Agent(name="bo", model="scripted")
+
+
+class VisitArguments(msgspec.Struct, forbid_unknown_fields=True):
+    page: str = ""
+
+
+@dataclass(slots=True)
+class Visit:
+    """A page from outside, or one of ours: its words, and how far they can be believed."""
+
+    says: str = "A page."
+    trust: Trust = Trust.UNTRUSTED
+    fails: str = ""
+    arguments: type[msgspec.Struct] = VisitArguments
+    spec: ToolSpec = field(
+        default_factory=lambda: ToolSpec(
+            name="visit",
+            description="Look at a page.",
+            parameters=schema_of(VisitArguments),
+            effects=frozenset({Effect.READS_PRIVATE, Effect.READS_UNTRUSTED}),
+            source="plugin:pages",
+        )
+    )
+
+    async def perform(self, arguments: VisitArguments, scene: Scene) -> Output:
+        if self.fails:
+            raise ToolFailed(self.fails)
+        return Output(text=self.says, trust=self.trust)
+
+
+@dataclass(slots=True)
+class HandsHouse:
+    house: House
+    root: Path
+    model: ScriptedModel
+    configuration: Configuration
+    witness: Path
+    models: Mapping[str, ScriptedModel] = field(default_factory=dict[str, ScriptedModel])
+    crashed: bool = False
+    _numbers: int = 0
+
+    # What goes in
+
+    async def post(
+        self,
+        text: str,
+        *,
+        sender: str = "person:owner",
+        to: str = "agent:ada",
+        trust: Trust | None = None,
+        origin: str = "",
+        at: Origin | None = None,
+        **kw: Any,
+    ) -> Receipt:
+        self._numbers += 1
+        id_ = EnvelopeId(self.house.desk.ids.new())
+        draft = Draft(
+            id=id_,
+            sender=address.parse(sender),
+            recipient=address.parse(to),
+            text=text,
+            source=sender,
+            key=id_,
+            origin=Origin(OriginKind.TERMINAL, origin) if origin else at,
+            trust=trust or (Trust.OWNER if sender == "person:owner" else Trust.PERSON),
+            **kw,
+        )
+        return await self.house.desk.post.post(draft)
+
+    async def turn(self, text: str, *lines: str | Line, **kw: Any) -> SessionId:
+        """Someone speaks, the model goes by its script, and the house comes to rest. Gives the session."""
+        assert not self.model.script, "the script was not played to its end"
+        self.model.will_reply(*lines)
+        receipt = await self.post(text, **kw)
+        await self.rest()
+        assert receipt.session is not None
+        return receipt.session
+
+    async def rest(self) -> None:
+        """Until nobody works and nothing is being delivered. What the clock begins may begin later."""
+        still = 0
+
+        def rests() -> bool:
+            nonlocal still
+            still = 0 if self.house.engine.active or self.house.outbox.active else still + 1
+            return still >= 3  # whoever has just ended may have woken another
+
+        await wait_until(rests, "the house comes to rest")
+
+    # When a line of the script is said: `says("Three.", once=house.once_told("I asked bo."))`
+
+    def once_told(self, *words: str, to: str = "person:owner") -> Callable[[], Awaitable[object]]:
+        """Once each of these words was sent to somebody."""
+        return partial(wait_until, partial(self._has_mail, words, to), f"{to} was told {words}")
+
+    def once_posted(self, *words: str) -> Callable[[], Awaitable[object]]:
+        """Once each of these words was sent, to whomever it was."""
+        return partial(wait_until, partial(self._has_mail, words, ""), f"{words} were sent")
+
+    def once_read(self, words: str) -> Callable[[], Awaitable[object]]:
+        """Once a model was asked about these words."""
+
+        def is_read() -> bool:
+            return any(words in str(prompt.records[-1].body) for prompt in self.model.prompts)
+
+        return partial(wait_until, is_read, f"a model was asked about {words!r}")
+
+    async def _has_mail(self, words: tuple[str, ...], to: str) -> bool:
+        texts = [mail.text for mail in await self.mail(to)]
+        return all(any(each in text for text in texts) for each in words)
+
+    async def ask(self, operation: str, *, who: Principal = OWNER, once: str = "", **parameters: Any) -> Any:
+        body = json.dumps(parameters).encode()
+        return json.loads(await perform(self.house.desk, who, OPERATIONS[operation], body, key=once))
+
+    async def answer(self, approval: Approval, *, allow: bool = True, **kw: Any) -> None:
+        await self.ask("approval.answer", id=approval.id, allow=allow, **kw)
+        await self.rest()
+
+    def rule(self, **tools: Any) -> None:
+        """Other rules for tools, from now on."""
+        self.rules(replace(self.settings, tools=replace(self.settings.tools, **tools)))
+
+    def rules(self, settings: Settings) -> None:
+        self.house.desk.keeper().current = replace(self.house.desk.keeper().current, settings=settings)
+
+    @property
+    def settings(self) -> Settings:
+        return self.house.desk.keeper().current.settings
+
+    def crash(self) -> None:
+        """Stop as `kill -9` would: nothing more is written."""
+        self.crashed = True
+        self.house.engine.abandon()
+        self.house.outbox.abandon()
+
+    # What comes out
+
+    @property
+    def lines(self) -> list[str]:
+        """What was really done: the lines in the witness, without the call that wrote each."""
+        text = self.witness.read_text() if self.witness.exists() else ""
+        return [line.partition(" ")[2] for line in text.splitlines()]
+
+    async def records(self, session: str) -> list[Record]:
+        found, damaged = await self.house.store.scan(partial(records.read, session=session, first=1, last=2**60))
+        assert not damaged
+        return found
+
+    async def results(self, session: str) -> list[ToolResult]:
+        return [record.body for record in await self.records(session) if isinstance(record.body, ToolResult)]
+
+    async def asked(self) -> list[Approval]:
+        """The questions that are open, oldest first."""
+
+        def read(conn: Any) -> list[Approval]:
+            ids = [row.id for row in conn.execute(approvals_table.select()) if row.state == "open"]
+            found = (approvals.get(conn, id_) for id_ in ids)
+            return sorted((each for each in found if each is not None), key=lambda each: each.asked_at)
+
+        return await self.house.store.scan(read)
+
+    async def asked_for(self) -> list[tuple[str, dict[str, Any]]]:
+        return [(call.tool, call.arguments) for approval in await self.asked() for call in approval.calls]
+
+    async def mail(self, recipient: str = "") -> list[Envelope]:
+        """All that was ever sent, oldest first; or to one address."""
+
+        def read(conn: Any) -> list[Envelope]:
+            statement = envelopes_table.select().order_by(envelopes_table.c.seq)
+            found = [envelopes.envelope_of(row) for row in conn.execute(statement)]
+            return [mail for mail in found if not recipient or str(mail.recipient) == recipient]
+
+        return await self.house.store.scan(read)
+
+    def home(self, agent: str = "ada") -> Path:
+        return self.root / "agents" / agent
+
+
+@asynccontextmanager
+async def hands_house(
+    root: Path,
+    *,
+    staff: Sequence[Agent] = (ADA, BO),
+    tools: Sequence[Tool] = (),
+    config: str = "",
+    others: Sequence[str] = (),
+    model: ScriptedModel | None = None,
+    connectors: Sequence[Connector] = (),
+    outside_profile: str | None = "full",
+) -> AsyncGenerator[HandsHouse]:
+    """`others` are further scripted models, by name. A house that is opened again may bring its `model` along.
+
+    Outside senders have all tools here, so that what else bounds them can be seen. `outside_profile` None: as shipped.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    if config:
+        (root / "retinue.toml").write_text(config)
+    configuration = load({"RETINUE_HOME": str(root)})
+    if outside_profile is not None:
+        settings = configuration.settings
+        rules = replace(settings.tools, outside_senders=OutsideLists(profile=outside_profile))
+        configuration = replace(configuration, settings=replace(settings, tools=rules))
+    base = default_parts()
+    model = model or ScriptedModel(base.clock)
+    witness = root / "witness.txt"
+    models = [model, *(ScriptedModel(base.clock, name=name) for name in others)]
+    parts = replace(
+        base,
+        models=models,
+        staff=staff,
+        tools=[AppendLine(witness), *tools],
+        connectors=connectors,
+        configuration=configuration,
+    )
+    place_empty_store(root / "house.db")
+    async with open_house(configuration.settings, parts) as house:
+        made = HandsHouse(house, root, model, configuration, witness, {each.name: each for each in models})
+        with explained(ServerSource(database=root / "house.db")):
+            yield made
+            if not made.crashed:
+                await made.rest()

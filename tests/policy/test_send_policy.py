@@ -1,0 +1,68 @@
+"""Whether what is said leaves the house: pure facts."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from policy.test_reset_policy import a_session
+
+from retinue.domain.decision import Decision, Verdict
+from retinue.domain.send_policy import SendAction, SendRule
+from retinue.domain.session import Mind, OriginKind, Session
+from retinue.domain.session_keys import ChatType
+from retinue.policy.access.send_policy import may_send
+
+GROUP = a_session(kind=OriginKind.CHAT, key="channel:telegram:-100", chat_type=ChatType.GROUP)
+ALLOW, DENY = SendAction.ALLOW, SendAction.DENY
+
+
+def decided(*rules: SendRule, session: Session = GROUP, default: SendAction = ALLOW) -> Decision:
+    named = {f"r{number}": rule for number, rule in enumerate(rules)}
+    return may_send(session, "telegram", named, default)
+
+
+@pytest.mark.spec("C15")
+@pytest.mark.parametrize(
+    ("rule", "fits"),
+    [
+        (SendRule(), True),
+        (SendRule(channel="Telegram"), True),
+        (SendRule(channel="irc"), False),
+        (SendRule(chat_type=ChatType.GROUP), True),
+        (SendRule(chat_type=ChatType.DIRECT), False),
+        (SendRule(key_prefix="CHANNEL:telegram:-1"), True),
+        (SendRule(key_prefix="channel:telegram:7"), False),
+        (SendRule(channel="telegram", chat_type=ChatType.GROUP, key_prefix="channel:"), True),
+        (SendRule(channel="telegram", chat_type=ChatType.DIRECT), False),
+    ],
+)
+def test_a_rule_fits_where_all_that_it_names_does(rule: SendRule, *, fits: bool) -> None:
+    assert decided(rule).denied is fits
+
+
+@pytest.mark.spec("C15")
+def test_a_rule_that_denies_wins_and_one_that_allows_goes_before_the_default() -> None:
+    deny, allow = SendRule(channel="telegram"), SendRule(action=ALLOW, chat_type=ChatType.GROUP)
+    for rules in ((deny, allow), (allow, deny)):
+        assert decided(*rules).denied
+    assert decided(allow, default=DENY).allowed
+    assert decided().allowed
+    assert decided(default=DENY) == Decision(
+        Verdict.DENY, "no rule allows it, and the default is deny", "sessions.send.default"
+    )
+
+
+@pytest.mark.spec("C15")
+def test_a_conversations_own_word_goes_before_all_rules() -> None:
+    on, off = (replace(GROUP, mind=Mind(send=send)) for send in (True, False))
+    assert decided(SendRule(), session=on).allowed and decided(session=on, default=DENY).allowed
+    assert decided(SendRule(action=ALLOW), session=off) == Decision(
+        Verdict.DENY, "/send off was said in this conversation", "/send"
+    )
+
+
+def test_a_denial_names_its_rule() -> None:
+    because = "the rule r0 says so: deny for channel telegram, chat_type group"
+    assert decided(SendRule(channel="telegram", chat_type=ChatType.GROUP)) == Decision(
+        Verdict.DENY, because, "sessions.send.rules.r0"
+    )

@@ -1,0 +1,330 @@
+"""The way out: nothing of an agent reaches what is not out in the world."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import itertools
+import ssl
+import subprocess
+import zlib
+from pathlib import Path
+
+import pytest
+from tools.fake_web_servers import LOOPBACK, Names, Reply, Site, scene, site
+
+from retinue.config.web import WebSettings
+from retinue.domain.permission import WEB
+from retinue.tools.base import ToolFailed
+from retinue.tools.web.guarded_request import Answer, Http
+from retinue.tools.web.url_guard import Guard, WebFailed, WebRefused, guard_from, missing, require_web
+
+SOON_S = 60.0
+
+
+def free(*, ports: range = range(1, 65_536), names: Names | None = None) -> Guard:
+    """Lets loopback pass, at any port."""
+    if names is None:
+        return Guard(ports=ports, allowed_networks=LOOPBACK)
+    return Guard(ports=ports, allowed_networks=LOOPBACK, resolve=names)
+
+
+async def get(guard: Guard, url: str, *, tls: ssl.SSLContext | None = None, bytes_max: int = 100_000) -> Answer:
+    return await Http(guard, tls=tls).get(url, timeout_s=SOON_S, bytes_max=bytes_max)
+
+
+@pytest.mark.spec("A75", "C66")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "ftp://example.com/",
+        "gopher://example.com/",
+        "javascript:alert(1)",
+        "data:text/html,hi",
+        "//example.com/",
+        "example.com",
+        "http:example.com",
+        "http:///path",
+        "https://",
+        "",
+        "http://user@example.com/",
+        "http://user:secret@example.com/",
+        "http://example.com@127.0.0.1/",
+        "http://example.com\\@127.0.0.1/",
+        "http://127.0.0.1\\.example.com/",
+        "http://exam ple.com/",
+        "http://example.com/\r\nHost: evil",
+        "http://example.com\t/",
+        "http://exa\u200bmple.com/",
+        "http://localhost/",
+        "http://LOCALHOST./",
+        "http://printer.local/",
+        "http://metadata.google.internal/",
+        "http://127.0.0.1/",
+        "http://127.1/",
+        "http://2130706433/",
+        "http://0x7f000001/",
+        "http://0177.0.0.1/",
+        "http://[::1]/",
+        "http://[::ffff:127.0.0.1]/",
+        "http://[::ffff:7f00:1]/",
+        "http://[64:ff9b::7f00:1]/",
+        "http://[fe80::1%25lo]/",
+        "http://169.254.169.254/latest/meta-data/",
+        "http://10.0.0.1/",
+        "http://①②⑦.⓪.⓪.①/",
+        "http://%31%32%37.0.0.1/",
+        "http://example.com:22/",
+        "http://example.com:0/",
+        "http://example.com:99999/",
+        "http://example.com:8080/",
+        "http://[::1/",
+        "http://[1.1.1.1]/",
+        "http://example.com/" + "a" * 5_000,
+    ],
+)
+def test_a_url_that_leads_somewhere_else_is_refused(url: str) -> None:
+    with pytest.raises(WebRefused) as refusal:
+        Guard().target(url)
+
+    assert refusal.value.because
+    assert refusal.value.try_this
+
+
+def test_any_other_url_is_written_in_one_way() -> None:
+    guard = Guard()
+
+    assert guard.target(" HTTPS://Example.COM:443/a?b=c#d ").url == "https://example.com/a?b=c"
+    assert guard.target("http://bücher.example").url == "http://xn--bcher-kva.example/"
+    assert guard.target("http://[2606:4700::1]/x").url == "http://[2606:4700::1]/x"
+    assert guard.target("http://1.1.1.1:443/").port == 443
+
+
+@pytest.mark.spec("C66")
+@pytest.mark.parametrize("inside", ["127.0.0.1", "10.1.2.3", "169.254.169.254", "::1", "::ffff:192.168.0.1", "fd00::1"])
+async def test_a_name_with_an_address_inside_is_refused_also_where_others_are_public(inside: str) -> None:
+    guard = Guard(resolve=Names({"both.example": [["93.184.216.34", inside]]}))
+
+    with pytest.raises(WebRefused, match="both"):
+        await guard.addresses("both.example", 443)
+    fine = Guard(resolve=Names({"both.example": [["93.184.216.34", "2606:4700::1"]]}))
+    assert await fine.addresses("both.example", 443) == ("93.184.216.34", "2606:4700::1")
+
+
+@pytest.mark.spec("C66")
+async def test_a_name_that_changes_its_address_after_the_check_leads_nowhere_else() -> None:
+    """DNS rebinding: public when it is checked, loopback when it is connected to."""
+    async with site({"/": Reply("the secret inside")}) as inside:
+        names = Names({"rebind.test": [["127.0.0.2"], ["127.0.0.1"]]})  # nobody listens at the first
+        with pytest.raises(WebFailed):
+            await get(free(names=names), inside.url(host="rebind.test"))
+        assert names.asked == ["rebind.test"]  # once for the check and the connection together
+        assert inside.connections == 0
+
+        # The same name resolved a second time would have led there:
+        assert (await get(free(names=names), inside.url(host="rebind.test"))).body == b"the secret inside"
+
+
+@pytest.mark.spec("C66")
+async def test_every_redirect_is_checked_and_resolved_again() -> None:
+    async with site() as outside, site({"/": Reply("inside")}) as inside:
+        names = Names({"out.test": [["127.0.0.1"]], "in.test": [["10.0.0.7"]]})
+        guard = free(names=names)
+        leads = {
+            "/name": f"http://in.test:{inside.port}/",
+            "/address": "http://10.0.0.7/",
+            "/metadata": "http://169.254.169.254/latest/",
+            "/file": "file:///etc/passwd",
+            "/localhost": inside.url(host="localhost"),
+            "/decimal": f"http://2130706433:{inside.port}/",
+            "/userinfo": f"http://out.test@127.0.0.1:{inside.port}/",
+            "/slashes": "//10.0.0.7/",
+        }
+        for path, location in leads.items():
+            outside.replies[path] = Reply(status=302, headers={"Location": location})
+        for path, location in leads.items():
+            with pytest.raises(WebRefused) as refusal:
+                await get(guard, outside.url(path, host="out.test"))
+            # What a failure says is read as words of the house: nothing of the server's is in it.
+            assert location not in str(refusal.value) and "10.0.0.7" not in str(refusal.value)
+        assert inside.connections == 0
+        assert outside.paths == list(leads)
+
+        outside.replies["/on"] = Reply(status=307, headers={"Location": f"http://out.test:{inside.port}/"})
+        answer = await get(guard, outside.url("/on", host="out.test"))
+        assert (answer.body, answer.url) == (b"inside", f"http://out.test:{inside.port}/")
+
+
+@pytest.mark.spec("C66")
+async def test_three_redirects_are_followed_and_no_fourth() -> None:
+    async with site({"/end": Reply("here")}) as server:
+        for here, there in itertools.pairwise(["/4", "/3", "/2", "/1", "/end"]):
+            server.replies[here] = Reply(status=301, headers={"Location": there})
+        assert (await get(free(), server.url("/3"))).body == b"here"
+        with pytest.raises(WebFailed) as error:
+            await get(free(), server.url("/4"))
+    assert error.value.code == "web.redirects"
+
+
+async def test_without_an_explicit_word_loopback_is_not_reached() -> None:
+    async with site({"/": Reply("mine")}) as server:
+        with pytest.raises(WebRefused):
+            await get(Guard(ports=[server.port]), server.url())
+        assert server.connections == 0
+
+
+@pytest.mark.spec("C66")
+async def test_an_owner_can_name_a_host_of_the_house_and_only_that() -> None:
+    names = Names({"nas.lan": [["127.0.0.1"]], "other.lan": [["127.0.0.1"]]})
+    async with site({"/": Reply("files")}) as server:
+        settings = WebSettings(private_hosts=(f"nas.lan:{server.port}", "127.0.0.1", "cloud.test"))
+        guard = guard_from(settings, resolve=names)
+        assert (await get(guard, server.url(host="nas.lan"))).body == b"files"
+        for elsewhere in (server.url(host="other.lan"), server.url(), "http://nas.lan:1/"):
+            with pytest.raises(WebRefused):
+                await get(guard, elsewhere)
+    assert await guard.addresses("127.0.0.1", 80) == ("127.0.0.1",)
+    # Not even then where clouds keep the keys of their machines.
+    metadata = guard_from(settings, resolve=Names({"cloud.test": [["169.254.169.254"]]}))
+    with pytest.raises(WebRefused):
+        await metadata.addresses("cloud.test", 80)
+
+
+async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with site({"/": Reply("direct")}) as server, site({"/": Reply("by proxy")}) as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url())
+        assert (await get(free(), server.url())).body == b"direct"
+        assert proxy.connections == 0
+
+
+@pytest.mark.spec("C66")
+async def test_a_small_body_that_unpacks_to_a_huge_one_is_cut() -> None:
+    bomb = gzip.compress(bytes(200 * 1024 * 1024), compresslevel=9)
+    assert len(bomb) < 300_000
+    bare = zlib.compressobj(wbits=-15)
+    async with site(
+        {
+            "/bomb": Reply(bomb, headers={"Content-Encoding": "gzip"}),
+            "/small": Reply(gzip.compress(b"packed"), headers={"Content-Encoding": "gzip"}),
+            "/zlib": Reply(zlib.compress(b"packed"), headers={"Content-Encoding": "deflate"}),
+            "/bare": Reply(bare.compress(b"packed") + bare.flush(), headers={"Content-Encoding": "deflate"}),
+            "/lie": Reply(b"not packed", headers={"Content-Encoding": "gzip"}),
+            "/odd": Reply(b"?", headers={"Content-Encoding": "br"}),
+            "/long": Reply(b"x" * 300_000),
+        }
+    ) as server:
+        bombed = await get(free(), server.url("/bomb"))
+        assert bombed.cut and len(bombed.body) == 100_000
+        for path in ("/small", "/zlib", "/bare"):
+            answer = await get(free(), server.url(path))
+            assert (answer.body, answer.cut) == (b"packed", False)
+        for path in ("/lie", "/odd"):
+            with pytest.raises(WebFailed, match="packed"):
+                await get(free(), server.url(path))
+        long = await get(free(), server.url("/long"))
+        assert long.cut and len(long.body) == 100_000
+
+
+async def test_an_endless_body_or_head_ends() -> None:
+    async def endless_body(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+        while True:
+            writer.write(b"x" * 65_536)
+            await writer.drain()
+
+    async def endless_head(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
+        while True:
+            writer.write(b"x" * 65_536)
+            await writer.drain()
+
+    async def many_headers(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n")
+        while True:
+            writer.write(b"X-Again: and again\r\n" * 1000)
+            await writer.drain()
+
+    async def no_http(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+        await writer.drain()
+
+    replies = {"/body": endless_body, "/head": endless_head, "/many": many_headers, "/ssh": no_http}
+    async with site(replies) as server:
+        assert (await get(free(), server.url("/body"))).cut
+        for path in ("/head", "/many", "/ssh"):
+            with pytest.raises(WebFailed):
+                await get(free(), server.url(path))
+
+
+async def test_a_server_that_says_nothing_is_left() -> None:
+    over = asyncio.Event()
+
+    async def silent(_: asyncio.StreamWriter) -> None:
+        await over.wait()
+
+    async with site({"/": silent}) as server:
+        with pytest.raises(WebFailed) as error:
+            await Http(free()).get(server.url(), timeout_s=0.3)  # time limit: however soon it ends, nobody answers
+        over.set()
+    assert error.value.code == "web.timeout"
+
+
+def certificate(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server that is called so, and a client who believes it."""
+    key, chain = folder / f"{name}.key", folder / f"{name}.pem"
+    kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"]
+    command = ["openssl", "req", *kind, *names, "-keyout", str(key), "-out", str(chain)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(chain, key)
+    return server, ssl.create_default_context(cafile=str(chain))
+
+
+@pytest.mark.spec("C66")
+async def test_a_pinned_address_still_has_to_prove_its_name(tmp_path: Path) -> None:
+    theirs, believing = certificate(tmp_path, "right.test")
+    names = Names({"right.test": [["127.0.0.1"]], "wrong.test": [["127.0.0.1"]]})
+    async with site({"/": Reply("proved")}, tls=theirs) as server:
+        right = server.url(host="right.test", scheme="https")
+        assert (await get(free(names=names), right, tls=believing)).body == b"proved"
+        assert server.asked[0].headers["host"] == f"right.test:{server.port}"
+        with pytest.raises(WebFailed, match="certificate"):
+            await get(free(names=names), server.url(host="wrong.test", scheme="https"), tls=believing)
+        with pytest.raises(WebFailed, match="certificate"):
+            await get(free(names=names), right)  # nobody vouches for it
+        assert len(server.asked) == 1
+
+
+async def test_a_name_that_nobody_knows_and_a_closed_port_are_told_in_words(unused: int) -> None:
+    with pytest.raises(WebFailed, match="not found"):
+        await get(free(names=Names({})), "http://nowhere.example/")
+    with pytest.raises(WebFailed, match="could not be read"):
+        await get(free(), f"http://127.0.0.1:{unused}/")
+
+
+@pytest.fixture
+async def unused() -> int:
+    async with site() as gone:
+        return gone.port
+
+
+async def test_cookies_are_neither_kept_nor_sent() -> None:
+    def to_end(server: Site) -> Reply:
+        return Reply(status=302, headers={"Location": server.url("/end"), "Set-Cookie": "a=b; Path=/"})
+
+    async with site({"/end": Reply("here")}) as server:
+        server.replies["/"] = to_end(server)
+        await get(free(), server.url())
+        assert ["cookie" in each.headers for each in server.asked] == [False, False]
+
+
+def test_without_the_permission_it_is_asked_for_and_nothing_is_reached() -> None:
+    assert missing(scene(web=False)) == (WEB,)
+    assert missing(scene(web=True)) == ()
+    with pytest.raises(ToolFailed) as error:
+        require_web(scene(web=False))
+    assert error.value.code == "permission.missing"
+    require_web(scene(web=True))
