@@ -30,7 +30,7 @@ import pytest
 
 from scripts import affected, durations
 from scripts.mutation import Mutant, Site, choose, enum_members, locate, sites
-from scripts.selection import BUDGET_S, WORKERS, Change, Facts, Selection, select
+from scripts.selection import BUDGET_S, WORKERS, Change, Facts, select
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "mutants.toml"
@@ -51,6 +51,7 @@ SKIPPED = ("/migrations/", "/generate_", "/pydantic_ai_", "/local_server.py")
 # A defect can make a test wait for ever. No run of the picked tests takes this long otherwise.
 LIMIT_S = 300.0
 SUITE_LIMIT_S = 7200.0
+FAILURES_TOGETHER_MAX = 20
 
 FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - (.*))?$", re.MULTILINE)
 HEADER = """\
@@ -87,9 +88,13 @@ def main(arguments: list[str]) -> int:
             if mutant.name not in results.of or options.again:
                 _tell(number, len(mutants), mutant, check.run_picked(mutant))
         if options.survivors_full:
-            for number, mutant in enumerate(mutants, 1):
-                if results.of[mutant.name].status == "survived" and results.of[mutant.name].tests == "picked":
-                    _tell(number, len(mutants), mutant, check.run_suite(mutant))
+            survivors = [
+                mutant
+                for mutant in mutants
+                if (results.of[mutant.name].status, results.of[mutant.name].tests) == ("survived", "picked")
+            ]
+            for number, (mutant, result) in enumerate(check.run_suite(survivors), 1):
+                _tell(number, len(survivors), mutant, result)
     print(*summary(mutants, results.of), sep="\n")
     return 0
 
@@ -149,23 +154,52 @@ class Check:
         self._facts = Facts(facts.tree, seconds, facts.together)
         self._passing: set[str] = set()
 
+    def run_suite(self, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, Result]]:
+        """Run defects against every test, all planted at once: one run of the suite instead of one for each.
+
+        Each test that fails is then run with each defect alone. Without those that it notices, the suite runs again.
+        """
+        left = [site for mutant in mutants if (site := locate(mutant, self._texts, self._members)) is not None]
+        unsure: list[str] = []
+        while left:
+            # Two in one function could hide each other.
+            planted = list({(site.mutant.file, site.mutant.within): site for site in left}.values())
+            with self._planted(*planted):
+                status, failed = self._pytest(
+                    self._facts.tree.tests, SUITE_LIMIT_S, unsure, failures_max=FAILURES_TOGETHER_MAX
+                )
+            if status == "timeout":
+                raise RuntimeError(f"the suite took more than {SUITE_LIMIT_S:.0f} s with {len(planted)} defects")
+            found = {site.mutant.name: ("", "") for site in planted} if not failed else self._noticed(planted, failed)
+            if not found:  # unsteady tests, or such that fail only with several of them
+                unsure += [test for test, _ in failed]
+            for site in [site for site in planted if site.mutant.name in found]:
+                test, reason = found[site.mutant.name]
+                result = Result("killed" if test else "survived", test, reason[:300], "suite")
+                yield site.mutant, self._results.keep(site.mutant, result)
+                left.remove(site)
+
+    def _noticed(self, planted: Sequence[Site], failed: Sequence[tuple[str, str]]) -> dict[str, tuple[str, str]]:
+        """Of tests that failed with several defects, those that fail with one alone: by the name of that defect."""
+        found: dict[str, tuple[str, str]] = {}
+        for test, reason in failed:
+            if not self._passes(test):
+                self._results.broken.append(test)
+                continue
+            for site in planted:
+                if site.mutant.name not in found and self._fails_again(site, test):
+                    found[site.mutant.name] = (test, reason)
+        return found
+
     def run_picked(self, mutant: Mutant) -> Result:
         """Run a defect against the tests that are picked for its file."""
-        return self._run(mutant, "picked", self._budget_s, self._limit_s)
-
-    def run_suite(self, mutant: Mutant) -> Result:
-        """Run a defect against every test, those that reach its file first."""
-        return self._run(mutant, "suite", None, SUITE_LIMIT_S)
-
-    def _run(self, mutant: Mutant, tests: str, budget_s: float | None, limit_s: float) -> Result:
         began = time.monotonic()
         site = locate(mutant, self._texts, self._members)
         if site is None:
             return self._results.keep(mutant, Result("missing"))
-        arguments = self._picked(site, budget_s) if budget_s is not None else self._all(site)
-        status, test, reason = self._first_failure(site, arguments, limit_s)
+        status, test, reason = self._first_failure(site, self._picked(site), self._limit_s)
         seconds = round(time.monotonic() - began, 1)
-        return self._results.keep(mutant, Result(status, test, reason[:300], tests, seconds))
+        return self._results.keep(mutant, Result(status, test, reason[:300], "picked", seconds))
 
     def _first_failure(self, site: Site, arguments: Sequence[str], limit_s: float) -> tuple[str, str, str]:
         """The status of a defect, the test that showed it and with what: one that fails each time, and only with it."""
@@ -185,27 +219,23 @@ class Check:
                 else:
                     unsure.append(test)
 
-    def _picked(self, site: Site, budget_s: float) -> list[str]:
-        selection = self._selection(site, budget_s)
+    def _picked(self, site: Site) -> list[str]:
+        file = site.mutant.file
+        selection = select([Change(file, self._texts[file])], self._facts, self._budget_s)
         return [argument for pick in selection.picks for argument in pick.arguments]
 
-    def _all(self, site: Site) -> list[str]:
-        near = [pick.path for pick in self._selection(site, 1e9).picks]
-        return list(dict.fromkeys([*near, *self._facts.tree.tests]))
-
-    def _selection(self, site: Site, budget_s: float) -> Selection:
-        file = site.mutant.file
-        return select([Change(file, self._texts[file])], self._facts, budget_s)
-
     @contextmanager
-    def _planted(self, site: Site) -> Iterator[None]:
-        path = self._copy / site.mutant.file
-        text = self._texts[site.mutant.file]
-        _write_source(path, site.planted(text))
+    def _planted(self, *planted: Site) -> Iterator[None]:
+        texts = {site.mutant.file: self._texts[site.mutant.file] for site in planted}
+        for site in sorted(planted, key=lambda each: each.start, reverse=True):  # what comes before it stays in place
+            texts[site.mutant.file] = site.planted(texts[site.mutant.file])
+        for file, text in texts.items():
+            _write_source(self._copy / file, text)
         try:
             yield
         finally:
-            _write_source(path, text)
+            for file in texts:
+                _write_source(self._copy / file, self._texts[file])
 
     def _passes(self, test: str) -> bool:
         """Whether a test passes without any defect; of a file that could not be read, whether it can."""
@@ -218,9 +248,9 @@ class Check:
             return self._pytest(_alone(test), self._limit_s)[0] != "survived"
 
     def _pytest(
-        self, arguments: Sequence[str], limit_s: float, without: Sequence[str] = ()
+        self, arguments: Sequence[str], limit_s: float, without: Sequence[str] = (), *, failures_max: int = 1
     ) -> tuple[str, list[tuple[str, str]]]:
-        """Run tests up to the first failure: whether that killed the defect, and which tests failed with what."""
+        """Run tests up to so many failures: whether one killed the defect, and which tests failed with what."""
         left_out = {*self._results.broken, *without}
         arguments = [each for each in arguments if each.partition("::")[0] not in left_out]
         if not arguments:
@@ -228,7 +258,18 @@ class Check:
         deselected = [f"--deselect={test}" for test in sorted(left_out)]
         workers = ["-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder"] if len(arguments) > 2 else []
         options = affected.options_for((each.partition("::")[0] for each in arguments), self._facts.tree)
-        command = ["-m", "pytest", "-q", "-x", "--tb=no", "-rfE", "-p", "no:cacheprovider", *options, *workers]
+        command = [
+            "-m",
+            "pytest",
+            "-q",
+            f"--maxfail={failures_max}",
+            "--tb=no",
+            "-rfE",
+            "-p",
+            "no:cacheprovider",
+            *options,
+            *workers,
+        ]
         code, output = run_in(self._copy, [*command, *deselected, *arguments], limit_s)
         if code is None:
             return "timeout", []

@@ -277,12 +277,20 @@ def test_a_test_file_that_cannot_be_read_without_the_defect_does_not_count(repos
     assert run(repository, KILLED, tmp_path).status == "survived"
 
 
-def test_the_whole_suite_is_run_with_the_nearest_tests_first(repository: Path, tmp_path: Path) -> None:
-    results = mutants.Results(tmp_path / "results.json", "one")
+def test_survivors_meet_the_whole_suite_together_and_each_test_tells_which_of_them_it_notices(
+    repository: Path, tmp_path: Path
+) -> None:
+    other = Mutant(FILE, "larger", "boundary", "if one > other:")
     with mutants.copy_of(repository, "HEAD") as copy:
-        result = mutants.Check(copy, results, 0.0, 120.0).run_suite(KILLED)
+        check = mutants.Check(copy, mutants.Results(tmp_path / "results.json", "one"), 0.0, 120.0)
+        found = dict(check.run_suite([SURVIVES, KILLED, other, GONE]))
+        assert (copy / FILE).read_text() == SOURCE
 
-    assert (result.status, result.tests) == ("killed", "suite")
+    assert {mutant: (result.status, result.test, result.tests) for mutant, result in found.items()} == {
+        KILLED: ("killed", "tests/store/test_a.py::test_larger", "suite"),
+        SURVIVES: ("survived", "", "suite"),
+        other: ("survived", "", "suite"),
+    }
 
 
 def test_a_defect_with_which_the_module_cannot_be_imported_is_no_choice(repository: Path, tmp_path: Path) -> None:
