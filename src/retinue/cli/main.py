@@ -1,4 +1,4 @@
-"""`retinue`: operations in a terminal. Agents call it all day, so nothing is imported before it is needed."""
+"""Entry point of `retinue`. Agents call it often, so nothing is imported before it is needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _guarded(arguments: list[str]) -> int:
-    """Run a command; whatever goes wrong ends in words for a person and a code for a program."""
+    """Run a command. Every expected error ends as text on stderr and an exit code."""
     from retinue.cli.errors import INTERRUPTED, UNHEARD, CliError
     from retinue.cli.output import complain, prepare
 
@@ -37,7 +37,7 @@ def _guarded(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if arguments[:2] == ["mcp", "serve"]:  # no question to the house: it speaks a protocol, line by line
+    if arguments[:2] == ["mcp", "serve"]:  # not an operation: it speaks MCP on stdin and stdout
         from retinue.cli.mcp import command
 
         return command(arguments[2:])
@@ -53,15 +53,15 @@ def _run(arguments: list[str]) -> int:
         case "version":
             return _say_version()
         case "run":
-            return _become("daemon")
+            return _become("app.server")
         case "restore":
-            return _become("restore", options.folder)
+            return _become("app.restore", options.folder)
         case "rehearse":
             from retinue.cli.dry_run import rehearse
 
             return rehearse(options)
         case "service":
-            return _become("service")
+            return _become("app.systemd_unit")
         case "up" | "down" | "logs":
             from retinue.cli import process_control
 
@@ -93,7 +93,10 @@ def _say_version() -> int:
 
 
 def _become(module: str, *words: str) -> int:
-    """Become a program in the daemon's row. `-P` keeps the folder we stand in off its path: no file there is ours."""
+    """Replace this process with a module of the server.
+
+    `-P` keeps the working directory off `sys.path`, because files there are not ours.
+    """
     import os
 
     sys.stdout.flush()
@@ -101,7 +104,7 @@ def _become(module: str, *words: str) -> int:
 
 
 def _hush() -> None:
-    """Nobody reads on: let the interpreter's last flush go nowhere."""
+    """Redirect stdout to /dev/null: its reader is gone, and the interpreter flushes it at exit."""
     import os
 
     nowhere = os.open(os.devnull, os.O_WRONLY)
