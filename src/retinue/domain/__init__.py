@@ -1,1 +1,1 @@
-"""The nouns, pure: nothing here imports anything of ours but its neighbours."""
+"""Pure domain types. Modules here import only each other, never another package of retinue."""

@@ -1,4 +1,4 @@
-"""Doors: who may talk to the house from outside, and what becomes of what they say."""
+"""Access rules: who may write to the server from a channel, and what happens to their messages."""
 
 from __future__ import annotations
 
@@ -13,40 +13,44 @@ EVERYONE = "*"
 
 
 class DmPolicy(StrEnum):
-    """Who may write in person."""
+    """Who may send direct messages."""
 
-    CLOSED = "closed"  # people of the house, by their linked ids, and nobody else
-    PAIRING = "pairing"  # these, who is on the list, and whoever the owner lets in by a code
-    ALLOWLIST = "allowlist"  # these, and who is on the list
-    OPEN = "open"  # everyone
+    CLOSED = "closed"  # only people of this instance, by their linked platform ids
+    PAIRING = "pairing"  # these, listed senders, and senders whose pairing code the owner accepts
+    ALLOWLIST = "allowlist"  # these, and listed senders
+    OPEN = "open"
 
 
 class GroupPolicy(StrEnum):
-    """In which rooms with several speakers the house listens at all."""
+    """Which groups the connector listens in."""
 
     CLOSED = "closed"
-    ALLOWLIST = "allowlist"  # in those on the list, to those on the list
-    OPEN = "open"  # to everyone there
+    ALLOWLIST = "allowlist"  # listed groups, listed senders
+    OPEN = "open"  # every sender in the group
 
 
 class Activation(StrEnum):
-    """What in a group is said to the agent."""
+    """Which group messages are addressed to the agent."""
 
-    MENTION = "mention"  # what names it, quotes it or commands it
+    MENTION = "mention"  # messages that mention it, reply to it or are a command
     ALWAYS = "always"
 
 
 class Entry(StrEnum):
-    """What becomes of a message at the door."""
+    """What happens to an inbound message."""
 
     ADMIT = "admit"
-    OVERHEAR = "overhear"  # said by somebody who may talk, and not to us
-    PAIR = "pair"  # not known, and may ask to be
+    OVERHEAR = "overhear"  # the sender is allowed, but the message is not addressed to the agent
+    PAIR = "pair"  # the sender is unknown and may request access by pairing
     REFUSE = "refuse"
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """`key` is the setting that decided. `trust` and `may_command` count only for those who are let in."""
+    """Whether an inbound message is admitted, and why.
+
+    `setting_key` is the setting that decided. `trust` and `may_command` apply only to admitted
+    senders.
+    """
 
     entry: Entry
     because: str
@@ -56,7 +60,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """That whoever bears this id in a service is this person."""
+    """Links a platform id to a person."""
 
     service: str
     id: str
@@ -70,8 +74,10 @@ LOCAL_IDS = frozenset({"irc"})
 
 
 def id_space(service: str, instance: str) -> str:
-    """Under what name ids are linked: that of the service, where an id is one person all over it, and else that of the
-    one connector."""
+    """Return the name under which platform ids are linked.
+
+    That is the platform if an id means the same person everywhere on it, otherwise the connector.
+    """
     return instance if service in LOCAL_IDS else service
 
 
@@ -83,7 +89,8 @@ class PairingState(StrEnum):
 
 
 class Pairing(Struct, frozen=True, kw_only=True):
-    """Somebody who asked to be let in. `name` is what they call themselves, and proves nothing."""
+    """A request for access from an unknown sender. `name` is chosen by the sender and proves
+    nothing."""
 
     id: str
     instance: str
@@ -105,7 +112,7 @@ class SetAsideState(StrEnum):
 
 
 class SetAside(Struct, frozen=True, kw_only=True):
-    """What was heard and could not be taken in, however often it was tried."""
+    """A poison message: an inbound message that failed on every attempt and is kept for a person."""
 
     id: str
     instance: str
@@ -119,7 +126,7 @@ class SetAside(Struct, frozen=True, kw_only=True):
 
 
 class Overheard(Struct, frozen=True, kw_only=True):
-    """Something said in a room, and not to us."""
+    """An ambient message: sent in a group, not addressed to the agent."""
 
     seq: int
     message_id: str
@@ -130,7 +137,8 @@ class Overheard(Struct, frozen=True, kw_only=True):
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
-    """Whom a door has turned away, and how often since the house was opened. In memory alone."""
+    """A refused sender and how often they were refused since the server started. Kept in memory
+    only."""
 
     instance: str
     speaker: str

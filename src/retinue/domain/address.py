@@ -1,4 +1,5 @@
-"""Addresses: who an envelope is from and to. Strict at the door, canonical inside."""
+"""Addresses: the sender and recipient of an envelope. Parsed strictly at the edge, canonical
+inside."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from retinue.domain.ids import SessionId, prefix
 NAME_LENGTH_MAX = 64
 CHANNEL_REST_LENGTH_MAX = 512
 BACKGROUND = "background"
-EXTERNAL = "external"  # the connector to agents that run elsewhere, their runner, and the provider of what they say
+EXTERNAL = "external"  # names the connector, runner and reply provider of external agents
 
 _NAME = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*")
 _INSTANCE = re.compile(r"[a-z][a-z0-9-]*")
@@ -29,7 +30,8 @@ class AddressKind(StrEnum):
 
 
 class Address(Struct, frozen=True):
-    """`agent:NAME`, `agent:NAME/SESSION`, `person:NAME`, `schedule:ID`, `channel:INSTANCE:REST`, or `house`."""
+    """`agent:NAME`, `agent:NAME/SESSION`, `person:NAME`, `schedule:ID`, `channel:CONNECTOR:CHANNEL`
+    or `house` (the server)."""
 
     kind: AddressKind
     name: str
@@ -48,17 +50,17 @@ class Address(Struct, frozen=True):
 
     @property
     def session(self) -> SessionId | None:
-        """The session an agent's address names, if it names one."""
+        """Return the session that an agent address names, or None."""
         return SessionId(self.rest) if self.kind is AddressKind.AGENT and self.rest else None
 
     @property
     def room(self) -> str:
-        """CONNECTOR:ROOM of a channel; empty elsewhere."""
+        """`CONNECTOR:CHANNEL` of a channel address; empty for any other kind."""
         return f"{self.name}:{self.rest}" if self.kind is AddressKind.CHANNEL else ""
 
     @property
     def is_external(self) -> bool:
-        """Whether it is where an agent that runs elsewhere speaks for one of its sessions."""
+        """Whether this is the address at which an external agent answers for one of its sessions."""
         return self.kind is AddressKind.CHANNEL and self.name == EXTERNAL
 
 
@@ -78,7 +80,11 @@ def person(name: str) -> Address:
 
 
 def valid_name(name: str, *, what: str) -> str:
-    """Letters, digits and single hyphens inside: a name that is safe in a path, an address and a prompt."""
+    """Return `name`, or raise Invalid.
+
+    A valid name consists of letters, digits and single inner hyphens, so it is safe in a path, an
+    address and a prompt.
+    """
     if len(name) > NAME_LENGTH_MAX or not _NAME.fullmatch(name):
         raise Invalid(
             f"{name[:NAME_LENGTH_MAX]!r} cannot be the name of {what}",
@@ -98,7 +104,7 @@ def _valid_room(room: str) -> bool:
 
 
 def parse(text: str) -> Address:
-    """Read an address exactly; anything else is refused with the forms that exist."""
+    """Parse an address, or raise Invalid with a list of the valid forms."""
     kind, _, rest = text.partition(":")
     match kind:
         case "agent":

@@ -1,4 +1,4 @@
-"""Agents: named definitions. An agent is a template; a session is where it lives."""
+"""Agents: named definitions. An agent is a template; its conversations are sessions."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ EXTERNAL_RETRIES = 3
 
 
 class Delivery(StrEnum):
-    """What becomes of a run that a crash cut off."""
+    """What happens to a run that a crash interrupted."""
 
     RESUME = "resume"
     AT_MOST_ONCE = "at-most-once"
 
 
 class Colour(StrEnum):
-    """What a page may tell agents apart by. Without one, it takes one by the name."""
+    """Colors in which the web app shows an agent. Without one, it derives a color from the name."""
 
     RED = "red"
     ORANGE = "orange"
@@ -60,11 +60,12 @@ class PermissionLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolLists:
-    """Globs over names of tools and of groups of them (`group:web`). Deny wins, then ask; what `allow` does not name is
-    not offered.
+    """Globs over tool names and tool groups (`group:web`). `deny` wins, then `ask`; a tool that
+    `allow` does not match is not offered.
 
-    Not set, `allow` is everything; an empty list is nothing, here as everywhere. `also_allow` adds to a profile or to
-    `allow` without replacing it. A tool passes `capabilities_allow` when each of its capabilities does.
+    The default of `allow` matches everything; an empty list matches nothing, as in every setting.
+    `also_allow` adds to a profile or to `allow` without replacing it. A tool passes
+    `capabilities_allow` if each of its capabilities does.
     """
 
     profile: str | None = None
@@ -78,7 +79,8 @@ class ToolLists:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRules(ToolLists):
-    """An agent's own. `policy` names one of the house's; `by_provider` is for whoever it thinks with."""
+    """An agent's tool rules. `policy` names one of the server's policies; `by_provider` applies per
+    model provider."""
 
     policy: str | None = None
     by_provider: Mapping[str, ToolLists] = field(default_factory=dict[str, ToolLists], hash=False)
@@ -86,11 +88,12 @@ class ToolRules(ToolLists):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationRules:
-    """Whom an agent sees and may write to, and how far its work may be handed on.
+    """Which agents an agent can see and write to, and the limits of its delegations.
 
-    `allow` and `deny` are globs over names of agents. `depth_max` is how often work may be handed on below the run that
-    a person or the clock began: at 1, whoever is written to writes to nobody else. `open_max` is how much of what one
-    session has handed out may be open at once, `exchanges_max` how often two sessions may answer each other.
+    `allow` and `deny` are globs over agent names. `depth_max` limits the delegation depth below a
+    run that a person or a schedule started: at 1, the agents it delegates to cannot delegate
+    further. `open_max` limits the open delegations of one session. `exchanges_max` limits how often
+    two sessions may answer each other.
     """
 
     allow: tuple[str, ...] = ("*",)
@@ -98,40 +101,46 @@ class DelegationRules:
     depth_max: int = DEPTH_MAX
     open_max: int = OPEN_MAX
     exchanges_max: int = EXCHANGES_MAX
-    circles: bool = False  # whether work may come back to an agent that it came from
+    circles: bool = False  # whether work may be delegated back to an agent that is above it
     histories: bool = False  # whether it may read and write to sessions of other agents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentRules:
-    """Whom an agent may send out on its own work, beside itself, and on what terms. What is not set is as the house has
-    it for subagents (`[defaults.subagents]`), and else as the one who is sent out has it."""
+    """Which agents an agent may start as subagents besides itself, and their limits.
+
+    A value that is not set comes from `[defaults.subagents]`, then from the subagent's own
+    definition.
+    """
 
     allow: tuple[str, ...] = ()
     model: str = ""
     effort: str | None = None
     run_seconds_max: float | None = None
-    archive_after_s: float | None = None  # after its end; 0: never
+    archive_after_s: float | None = None  # after the run ends; 0: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatRules:
-    """How often an agent looks by itself whether something needs attention, and how. What is not set is as the house
-    has it (`[defaults.heartbeat]`). With anything set, the agent has a heartbeat of its own; where no agent does, the
-    one who answers by default has the house's."""
+    """How often an agent checks in on its own, and how.
+
+    A value that is not set comes from `[defaults.heartbeat]`. An agent with any value set has its
+    own heartbeat. If no agent has one, the default agent gets the heartbeat of
+    `[defaults.heartbeat]`.
+    """
 
     every_s: float | None = None  # 0: never
     active_start: str | None = None  # HH:MM
-    active_end: str | None = None  # HH:MM, up to 24:00; earlier than the start: across midnight
-    active_zone: str | None = None  # None: the owner's
+    active_end: str | None = None  # HH:MM, up to 24:00; if earlier than the start, the range crosses midnight
+    active_zone: str | None = None  # None: the owner's zone
     prompt: str | None = None
     model: str | None = None
-    place: Place | None = None  # None: a conversation of its own, which remembers
-    target: str | None = None  # where answers go: `last`, `none`, or an address
+    place: Place | None = None  # None: a dedicated session that keeps its history
+    target: str | None = None  # where replies go: `last`, `none`, or an address
     ack_chars_max: int | None = None
 
     def over(self, other: HeartbeatRules) -> HeartbeatRules:
-        """Both, where this one has the first word."""
+        """Return these rules, with unset values taken from `defaults`."""
         names = [each.name for each in fields(HeartbeatRules)]
         own = {name: getattr(self, name) for name in names}
         return HeartbeatRules(**{n: getattr(other, n) if value is None else value for n, value in own.items()})
@@ -142,9 +151,11 @@ NO_HEARTBEAT = HeartbeatRules()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxRules:
-    """How an agent's commands are confined beyond what the house asks for. Looser than the house, none has an effect.
+    """How an agent's commands are confined, in addition to the server's settings. A looser value
+    has no effect.
 
-    `image` and `cpus` are of its containers; they are removed after `idle_hours` without use, or `age_days` old.
+    `image` and `cpus` apply to its containers. A container is removed after `idle_hours` without
+    use or at `age_days`.
     """
 
     mode: SandboxMode | None = None
@@ -160,8 +171,8 @@ class SandboxRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class External:
-    """Where an agent that runs elsewhere is reached. `secret` says where the key is that signs our letters to it, as
-    `env:NAME` or `file:PATH`, and never what it is."""
+    """How to reach an external agent. `secret` says where the signing key is (`env:NAME` or
+    `file:PATH`), never its value."""
 
     url: str = ""
     secret: str = ""
@@ -171,57 +182,57 @@ class External:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """Who works here: what it is, which model it thinks with, and its bounds."""
+    """One agent's definition: its purpose, model, tools and limits."""
 
     name: str
-    display_name: str = ""  # empty: its name
+    display_name: str = ""  # empty: the name
     description: str = ""
     runner: str = "loop"
-    external: External = field(default_factory=External)  # for the runner `external`
-    provider: str | None = None  # None: whoever sells the model
-    model: str = ""  # empty: as the house has it
-    fallbacks: tuple[str, ...] | None = None  # None: as the house has them; empty: none
-    effort: str | None = None  # None: as the house has it, and else as the model would have it
-    verbose: Verbosity | None = None  # None: as the house has it
-    elevated: Elevation | None = None  # None: as the house has it; `off`: its commands never leave the sandbox
+    external: External = field(default_factory=External)  # used by the runner `external` only
+    provider: str | None = None  # None: the provider of the model
+    model: str = ""  # empty: the server's default
+    fallbacks: tuple[str, ...] | None = None  # None: the server's fallbacks; empty: none
+    effort: str | None = None  # None: the server's default, otherwise the model's default
+    verbose: Verbosity | None = None  # None: the server's default
+    elevated: Elevation | None = None  # None: the server's default; `off`: its commands never leave the sandbox
     instructions: str = ""
-    instructions_mode: InstructionMode = InstructionMode.FULL  # how much is told with them
-    workspace: str = ""  # where it works: a path, or one below its home; empty: as the house has it
-    context_files: tuple[str, ...] = ()  # of its workspace, by path or glob: told with its instructions
+    instructions_mode: InstructionMode = InstructionMode.FULL  # how much of the system prompt is included
+    workspace: str = ""  # absolute, or below the agent directory; empty: the server's default
+    context_files: tuple[str, ...] = ()  # paths or globs in its workspace, included in the instructions
     delivery: Delivery = Delivery.RESUME
-    concurrency: int | None = None  # None: as the house has it
+    concurrency: int | None = None  # None: the server's default
     queue: QueuePolicy = field(default_factory=QueuePolicy)
-    reset: ResetRules = field(default_factory=ResetRules)  # when its contexts begin anew
+    reset: ResetRules = field(default_factory=ResetRules)  # when its contexts are reset
     tools: ToolRules = field(default_factory=ToolRules)
     delegation: DelegationRules = field(default_factory=DelegationRules)
     subagents: SubagentRules = field(default_factory=SubagentRules)
     heartbeat: HeartbeatRules = field(default_factory=HeartbeatRules)
     sandbox: SandboxRules = field(default_factory=SandboxRules)
     turns_max: int = TURNS_MAX
-    run_seconds_max: float | None = None  # None: as the house has it
+    run_seconds_max: float | None = None  # None: the server's default
     tokens_max: int | None = None
-    cost_microusd_max: int | None = None  # of one run
-    tree_microusd_max: int | None = None  # of a run, and of every run that came of it
+    cost_microusd_max: int | None = None  # limit of one run
+    tree_microusd_max: int | None = None  # limit of a run and all runs below it
     day_microusd_max: int | None = None
     month_microusd_max: int | None = None
     attempts_max: int = ATTEMPTS_MAX
-    replay_age_s: float | None = None  # None: pending mail is worked however old; 0: none is worked after a restart
+    replay_age_s: float | None = None  # None: pending envelopes are processed at any age; 0: none after a restart
     approval_wait_s: float = APPROVAL_WAIT_S
     permission_level: PermissionLevel = PermissionLevel.STANDARD
-    icon: str = ""  # an emoji or a few letters
+    icon: str = ""
     colour: Colour | None = None
-    visible: bool = True  # whether pages show it
+    visible: bool = True  # whether the web app shows it
     version: int = 1
 
     @property
     def called(self) -> str:
-        """By what name people are told of it."""
+        """The name shown to people."""
         return self.display_name or self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentVersion:
-    """An agent as it once was, and who made it so."""
+    """One stored version of an agent, and who made the change."""
 
     agent: Agent
     source: str

@@ -1,4 +1,4 @@
-"""A word from one session to another, beside all work: nothing is asked with it, and nothing comes back."""
+"""Agent messages: a message from one session to another that expects no result."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from retinue.domain.trust import Trust
 
 
 class Strategy(StrEnum):
-    """How a session is found that nobody names: the last one of its sort."""
+    """How to find the recipient session if none is named: the most recent of its kind."""
 
-    MOST_RECENT_FOREGROUND = "most-recent-foreground"  # a person sits before it
+    MOST_RECENT_FOREGROUND = "most-recent-foreground"  # a session that a person opened
     HEARTBEAT = "heartbeat"
 
 
 class Word(Struct, frozen=True, kw_only=True):
-    """What a call wants to be said, and to whom: an agent by its name, or a session by its id or its key.
+    """An agent message to send. `recipient` is an agent name, a session id or a session key.
 
-    Where it names nobody, it is for whoever sent the caller out, and else for the last conversation of the person whom
-    the run works for. `confined`: only sessions that came of the caller's own may be named.
+    Without a recipient it goes to the session that started the caller, otherwise to the last
+    session of the run principal. `own_sessions_only`: only sessions below the caller's own may be
+    named.
     """
 
     run: RunId
     call: str
     text: str
-    trust: Trust  # of the least trusted words that the caller knows
+    trust: Trust  # the least trust of anything in the caller's context
     to: str = ""
     strategy: str = ""
-    silent: bool = False  # written down for the next turn there, and nothing else
+    silent: bool = False  # stored for the recipient's next turn, without starting a run
     confined: bool = False
-    switches: bool = False  # the person who sits here goes on there: with who is named, or `back` where they came from
+    switches: bool = False  # move the person to the named agent, or `back` to the previous one
 
 
 class Heard(Struct, frozen=True, kw_only=True):
-    """Where it went. `refused` says why it was not taken, where it was not."""
+    """Where the message went. `refused_because` is the reason if it was not accepted."""
 
     envelope: EnvelopeId
     agent: str
@@ -46,6 +47,6 @@ class Heard(Struct, frozen=True, kw_only=True):
 
 
 class PassOn(Protocol):
-    """Passes a word on, once for each call."""
+    """Sends an agent message, once per tool call."""
 
     async def __call__(self, word: Word) -> Heard: ...

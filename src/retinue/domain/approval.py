@@ -1,4 +1,5 @@
-"""Approvals: questions put to a person about exact calls, answerable from any door, surviving restarts."""
+"""Approvals: questions put to a person about exact tool calls. They survive restarts and can be
+answered in any client."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class ApprovalState(StrEnum):
     ALLOWED = "allowed"
     DENIED = "denied"
     EXPIRED = "expired"
-    CLOSED = "closed"  # its run was cancelled before anyone answered
+    CLOSED = "closed"  # its run was cancelled before it was answered
 
 
 class Approval(Struct, frozen=True, kw_only=True):
@@ -35,11 +36,11 @@ class Approval(Struct, frozen=True, kw_only=True):
     expires_at: datetime
     decided_by: str = ""
     decided_at: datetime | None = None
-    released: bool = False  # its run went on without the answer: a decision now makes a run of its own
-    gives: tuple[Permission, ...] = ()  # what any yes gives these calls: what they reach for and nobody had granted
-    would_grant: tuple[Permission, ...] = ()  # by a yes for longer than once; none where only these calls are meant
+    released: bool = False  # its run continued without the answer, so a decision starts a new run
+    gives: tuple[Permission, ...] = ()  # given to these calls by any yes: what they need and was not granted
+    would_grant: tuple[Permission, ...] = ()  # granted by a yes that outlasts these calls; empty if none can
     asked_of: tuple[Address, ...] = ()
-    agent: str = ""  # who is to have what was asked for; empty: who asked
-    scope: GrantScope | None = None  # of a yes
-    words: str = ""  # what was said with the decision
-    escalate_at: datetime | None = None  # when the next in line is asked
+    agent: str = ""  # the agent that receives the grant; empty: the agent that asked
+    scope: GrantScope | None = None  # how long a yes lasts
+    words: str = ""  # comment given with the decision
+    escalate_at: datetime | None = None  # when the next person is asked

@@ -1,4 +1,4 @@
-"""A file that came in or was made, named by the hash of its bytes."""
+"""Attachments: files received or created, identified by the hash of their bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Attachment(Struct, frozen=True, kw_only=True):
 
 
 def safe_name(name: str) -> str:
-    """A file name nobody can aim with: no path, no control or direction characters, never empty or hidden."""
+    """Return a safe file name: no path, no control or bidirectional characters, never empty or hidden."""
     last = re.split(r"[/\\]", _INVISIBLE.sub("", name))[-1]
     plain = _UNSAFE.sub("_", last).strip(" .")
     if len(plain) > ATTACHMENT_NAME_LENGTH_MAX:

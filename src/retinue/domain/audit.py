@@ -1,8 +1,9 @@
-"""The audit: every decision and effect as one line of a chain, in which each line's hash covers the line before it.
+"""The audit log: one entry per decision and effect, in hash chains.
 
-One chain for each session and one for the house. A line holds the hash of what it is about, never the thing itself, so
-that a text can be forgotten and its chain stays whole. Whoever changes, drops or moves a line has to change every line
-after it, and the anchors that were taken since; `check` sees whatever they did not change.
+There is one chain per session and one for the server. An entry holds the hash of its subject, never
+the content, so content can be erased without breaking the chain. Changing, dropping or moving an
+entry requires changing every later entry and every later anchor; `check_chains` finds whatever was
+not changed.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from typing import Any
 from msgspec import Struct, structs
 
 HOUSE_CHAIN = ""
-BEGINNING = ""  # what stands before the first line of a chain
+BEGINNING = ""  # the hash before the first entry of a chain
 BECAUSE_CHARS_MAX = 1_000
 NAME_CHARS_MAX = 200
 
 
 class AuditKind(StrEnum):
-    """What a line tells of."""
+    """What an audit entry is about."""
 
     CALL_ALLOWED = "call-allowed"
     CALL_ENDED = "call-ended"
@@ -30,7 +31,7 @@ class AuditKind(StrEnum):
     APPROVAL_ASKED = "approval-asked"
     APPROVAL_DECIDED = "approval-decided"
     APPROVAL_EXPIRED = "approval-expired"
-    APPROVAL_REFUSED = "approval-refused"  # somebody answered it who may not
+    APPROVAL_REFUSED = "approval-refused"  # answered by someone without the right to
     GRANT_GIVEN = "grant-given"
     GRANT_REVOKED = "grant-revoked"
     SETTINGS_CHANGED = "settings-changed"
@@ -49,7 +50,8 @@ class AuditKind(StrEnum):
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """What is to be written down. `subject` is a tool, an approval, a setting; `content` the hash of what is meant."""
+    """An audit entry to write. `subject` is a tool, an approval or a setting; `content` is the hash
+    of its content."""
 
     kind: AuditKind
     who: str
@@ -62,10 +64,11 @@ class Entry(Struct, frozen=True, kw_only=True):
 
 
 class Link(Struct, frozen=True):
-    """One line, as it stands in its chain. All of it is text and numbers, as they came from a store or a file."""
+    """One stored entry of a chain. All fields are plain text and numbers, as read from a store or a
+    file."""
 
     chain: str
-    position: int  # from 1 on, without a gap
+    position: int  # 1-based, without gaps
     at_ms: int
     kind: str
     who: str
@@ -79,7 +82,8 @@ class Link(Struct, frozen=True):
 
 
 class Anchor(Struct, frozen=True):
-    """Where a chain stood once. Kept elsewhere, it shows that a chain was cut short or written anew since."""
+    """The position and hash of a chain at one time. Kept elsewhere, it proves later truncation or
+    rewriting."""
 
     at_ms: int
     chain: str
@@ -91,7 +95,7 @@ class Anchor(Struct, frozen=True):
 
 
 class Flaw(Struct, frozen=True):
-    """Something that is not as it was written."""
+    """An inconsistency found in a chain."""
 
     chain: str
     position: int
@@ -103,34 +107,34 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def canonical(value: Any) -> str:
-    """The one way to write a value: ASCII JSON with its keys in order and no blanks, the same wherever it is made."""
+    """Encode a value as canonical JSON: ASCII, sorted keys, no spaces."""
     return _encode(value)
 
 
 def hash_of(value: Any) -> str:
-    """The hash of a content. A text is hashed as it is, all else as `canonical` writes it."""
+    """Return the SHA-256 of a content: of a string itself, of anything else as canonical JSON."""
     text = value if isinstance(value, str) else _encode(value)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def link_hash(before: str, line: Mapping[str, Any]) -> str:
-    """Of a line, which has every field of a link but `hash`, and of the hash before it."""
+    """Hash the fields of a link (all but `hash`) together with the previous link's hash."""
     return hashlib.sha256(_encode({**line, "before": before}).encode()).hexdigest()
 
 
 def as_line(link: Link) -> dict[str, Any]:
-    """A link as it is hashed and given out: all of it but its hash."""
+    """Return the fields of a link that are hashed and exported: all but its hash."""
     return {name: getattr(link, name) for name in _HASHED}
 
 
 class Checker:
-    """Goes along chains, line by line, each chain in its order. What was found wrong is told once, and not of every
-    line after it."""
+    """Checks links one by one, each chain in order. Each inconsistency is reported once, not again
+    for every later link."""
 
     def __init__(self) -> None:
         self.lines = 0
         self.chains = 0
-        self.begun: set[str] = set()  # chains that the house's own tells of
+        self.begun: set[str] = set()  # chains that the server chain announces
         self.seen: set[str] = set()
         self._chain: str | None = None
         self._position = 0
@@ -138,6 +142,7 @@ class Checker:
         self._at_ms = 0
 
     def follow(self, link: Link) -> Iterator[Flaw]:
+        """Check the next link and yield what is wrong with it."""
         self.lines += 1
         if link.chain != self._chain:
             self.chains += 1
@@ -156,7 +161,8 @@ class Checker:
         self._position, self._before, self._at_ms = link.position, link.hash, max(link.at_ms, self._at_ms)
 
     def end(self) -> Iterator[Flaw]:
-        """What only the whole of it shows: chains that are gone, and such as the house knows nothing of."""
+        """Yield what only the complete set shows: missing chains, and chains that the server chain
+        does not announce."""
         for chain in sorted(self.begun - self.seen):
             yield Flaw(chain, 1, "the whole chain is missing")
         for chain in sorted(self.seen - self.begun - {HOUSE_CHAIN}):
@@ -164,7 +170,7 @@ class Checker:
 
 
 def check(links: Iterable[Link], anchors: Iterable[Anchor] = ()) -> list[Flaw]:
-    """Everything wrong with whole chains, each in its order, and with where they once stood."""
+    """Return everything that is wrong with complete chains, each in order, and with their anchors."""
     checker = Checker()
     wanted: dict[tuple[str, int], set[str]] = {}
     for anchor in anchors:
@@ -184,7 +190,7 @@ CUT_SHORT = "an anchor says that there was a line here"
 
 
 def anchors_hash(anchors: Iterable[Anchor]) -> str:
-    """What the house's chain keeps of the anchors of one hour."""
+    """Return the hash of one hour's anchors, which the server chain stores."""
     return hash_of(sorted([each.chain, each.position, each.hash] for each in anchors))
 
 
@@ -192,7 +198,7 @@ def anchors_hash(anchors: Iterable[Anchor]) -> str:
 
 
 def call_allowed(tool: str, call_hash: str, *, agent: str, run: str, because: str = "") -> Entry:
-    """With the commit of the call's intent: before it is performed."""
+    """Written in the commit of the call's intent, before the call is performed."""
     return Entry(
         kind=AuditKind.CALL_ALLOWED,
         who=f"agent:{agent}",
@@ -206,7 +212,7 @@ def call_allowed(tool: str, call_hash: str, *, agent: str, run: str, because: st
 
 
 def call_ended(tool: str, output: str, *, agent: str, run: str, verdict: str) -> Entry:
-    """With the commit of its result. `verdict`: done, failed or interrupted."""
+    """Written in the commit of the result. `verdict` is done, failed or interrupted."""
     return Entry(
         kind=AuditKind.CALL_ENDED,
         who=f"agent:{agent}",
@@ -219,8 +225,10 @@ def call_ended(tool: str, output: str, *, agent: str, run: str, verdict: str) ->
 
 
 def call_refused(tool: str, output: str, *, agent: str, run: str, because: str = "") -> Entry:
-    """A call that was not performed, with the commit of what the model reads instead: `output`. `because` is a rule's
-    words, never a person's or a page's: it stays for good."""
+    """Written in the commit of `output`, which the model reads in place of a result.
+
+    `because` is the text of a rule, never of a person or a web page: it is kept forever.
+    """
     return Entry(
         kind=AuditKind.CALL_REFUSED,
         who=f"agent:{agent}",
@@ -234,7 +242,7 @@ def call_refused(tool: str, output: str, *, agent: str, run: str, because: str =
 
 
 def approval_asked(approval: str, question: Any, *, agent: str, run: str) -> Entry:
-    """`question` is whatever says what exactly is asked about, and why: calls, permissions, reasons."""
+    """`question` is everything that was asked: calls, permissions and reasons."""
     return Entry(
         kind=AuditKind.APPROVAL_ASKED,
         who=f"agent:{agent}",
@@ -249,7 +257,7 @@ def approval_asked(approval: str, question: Any, *, agent: str, run: str) -> Ent
 def approval_decided(
     approval: str, *, by: str, agent: str, run: str, state: str, scope: str = "", words: str = ""
 ) -> Entry:
-    """`state` as the approval has it: allowed, denied, closed; `scope` of a yes."""
+    """`state` is the approval's state: allowed, denied or closed. `scope` is how long a yes lasts."""
     return Entry(
         kind=AuditKind.APPROVAL_DECIDED,
         who=by,
@@ -281,7 +289,7 @@ def approval_refused(approval: str, *, by: str, agent: str, run: str, because: s
 
 
 def grant_given(permission: str, *, by: str, agent: str, grant: str, run: str | None = None) -> Entry:
-    """`grant` is its id."""
+    """`grant` is the id of the grant."""
     return Entry(
         kind=AuditKind.GRANT_GIVEN,
         who=by,
@@ -305,9 +313,9 @@ def grant_revoked(permission: str, *, by: str, agent: str, grant: str) -> Entry:
 
 
 def changed(kind: AuditKind, operation: str, *, by: str, agent: str = "") -> Entry:
-    """Anything of the house's own: a setting, an agent, a person, a token, a credential, a skill, an MCP server.
+    """An administrative change: a setting, agent, person, token, credential, skill or MCP server.
 
-    That it was done, and by whom. What was said is not kept, nor its hash: there may be secrets in it. `agent` is whom
-    it concerns, if any.
+    Records that it was done and by whom. The parameters are not kept, not even as a hash, because
+    they may contain secrets. `agent` is the agent concerned, if any.
     """
     return Entry(kind=kind, who=by, agent=agent, subject=operation, verdict="done")

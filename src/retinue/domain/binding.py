@@ -1,4 +1,4 @@
-"""Bindings: which agent answers where."""
+"""Bindings: which agent answers in which channel."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-BROADCAST_MAX = 16  # agents that may answer in one room
+BROADCAST_MAX = 16  # agents that may answer in one channel
 
 
 class PeerKind(StrEnum):
-    """What kind of room a peer is; a binding that names none fits every kind."""
+    """The kind of a channel. A binding without one matches every kind."""
 
     DM = "dm"
     GROUP = "group"
@@ -18,7 +18,7 @@ class PeerKind(StrEnum):
 
 
 class MatchedBy(StrEnum):
-    """Why it is this agent that answers: the first of these that fits, in this order."""
+    """Why this agent answers: the first of these that matches, in this order."""
 
     PEER = "peer"
     PARENT = "parent-peer"
@@ -30,9 +30,11 @@ class MatchedBy(StrEnum):
 
 
 class Match(Struct, frozen=True, kw_only=True):
-    """What a binding is for. What is empty is not asked for: no account means every account of the connector.
+    """What a binding matches. Empty fields match anything: no account means every account of the
+    connector.
 
-    `connector` is a kind, such as `telegram`, or the name of one instance of it; `account` is an instance.
+    `connector` is a platform, such as `telegram`, or the name of one connector; `account` is the
+    name of one connector.
     """
 
     connector: str
@@ -45,12 +47,13 @@ class Match(Struct, frozen=True, kw_only=True):
 
     @property
     def whole_account(self) -> bool:
-        """Whether it is for everything said at an account, or at all of them."""
+        """Whether it matches everything of one account, or of all accounts."""
         return not (self.peer_kind or self.peer or self.parent or self.guild or self.team)
 
 
 class Binding(Struct, frozen=True, kw_only=True):
-    """`agent` answers there; so does each of `also`, for itself."""
+    """`agent` answers in the matched channels. Each of `extra_agents` answers there too,
+    independently."""
 
     id: str
     agent: str
@@ -64,12 +67,12 @@ class Binding(Struct, frozen=True, kw_only=True):
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """Where something was said, as bindings look at it."""
+    """What bindings match against: the channel in which a message was sent."""
 
     service: str
     instance: str
     kind: PeerKind
-    peer: str  # of a person who writes in person, their id; else the room
+    peer: str  # of a direct message, the sender's id; otherwise the channel
     room: str = ""
     parent: str = ""
     guild: str = ""
@@ -77,7 +80,7 @@ class Place(Struct, frozen=True, kw_only=True):
 
 
 class Bound(Struct, frozen=True, kw_only=True):
-    """Who answers there, and by which binding; None where it is the default."""
+    """The agents that answer in a channel, and the binding that decided; None for the default agent."""
 
     agents: tuple[str, ...]
     matched_by: MatchedBy

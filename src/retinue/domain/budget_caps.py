@@ -1,7 +1,8 @@
-"""How a cap is kept: what a call may cost at most is set aside before it is made, and no more than is left.
+"""How a budget is enforced: the maximum cost of a model call is reserved before the call is made.
 
-An input that cannot be longer, at the dearest price of any input, and an output no longer than we ask for: nothing is
-estimated downwards, so a cap holds whatever the call comes to. `store/runs/money` brings the sums, within the commit.
+The bound assumes the longest possible input at the highest input price, and an output no longer
+than requested. Nothing is estimated downwards, so a budget holds whatever the call costs.
+`store/runs/money` provides the sums, in the same commit.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from msgspec import Struct
 from retinue.domain.model import TOKENS_PRICED, Price
 from retinue.domain.money import BudgetSpent, CallTerms, Days, date_of, usd
 
-OUTPUT_TOKENS_LEAST = 1_024  # a reply that may not be so long is not worth asking for
+OUTPUT_TOKENS_LEAST = 1_024  # a shorter reply is not worth requesting
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """How one cap stands: what of it is spent, and what is held for calls under way."""
+    """The status of one budget: what is spent, and what is reserved for calls in progress."""
 
-    what: str  # as `Caps.of_each` names it
+    what: str  # a name from `BudgetLimits.by_name`
     cap_microusd: int
     settled_microusd: int
     held_microusd: int = 0
@@ -31,8 +32,11 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 class Payer(Struct, frozen=True, kw_only=True):
-    """Who a call is made by and for, as the refusals name them. No person: nobody's name is on it. `above` are those
-    who handed the work on, and have no more to give than their own budgets."""
+    """Who makes a call and for whom, for error texts. An empty `person` means that no person is
+    charged.
+
+    `delegators` are the agents that delegated the work. Their budgets limit it too.
+    """
 
     agent: str
     person: str = ""
@@ -40,13 +44,13 @@ class Payer(Struct, frozen=True, kw_only=True):
 
 
 def bound_microusd(price: Price, *, input_tokens: int, output_tokens: int) -> int:
-    """The most that a call may cost, which reads and writes no more than this; rounded up, as its cost will be."""
+    """Return the maximum cost of a call that reads and writes at most this much, rounded up like its actual cost."""
     total = input_tokens * price.dearest_input + output_tokens * price.output
     return price.call - (-total // TOKENS_PRICED)
 
 
 def affordable(price: Price, *, input_tokens_bound: int, output_tokens_max: int, left_microusd: int) -> int:
-    """How many tokens of output are paid for, up to those asked for; 0 where not even the input is."""
+    """Return how many output tokens are affordable, up to the maximum; 0 if not even the input is."""
     left = (left_microusd - price.call) * TOKENS_PRICED - input_tokens_bound * price.dearest_input
     if left < 0:
         return 0
@@ -54,7 +58,8 @@ def affordable(price: Price, *, input_tokens_bound: int, output_tokens_max: int,
 
 
 def grant(terms: CallTerms, price: Price, standings: Sequence[Standing], *, payer: Payer, days: Days) -> int:
-    """How much output a call may have, so that no cap can be passed. Raises BudgetSpent where that is too little."""
+    """Return how many output tokens a call may use without exceeding any budget. Raises BudgetSpent
+    if that is too few."""
     wanted = terms.output_tokens_max
     if not standings:
         return wanted
@@ -68,9 +73,9 @@ def grant(terms: CallTerms, price: Price, standings: Sequence[Standing], *, paye
 
 
 def warning(standing: Standing, share: float, *, last_microusd: int, payer: Payer) -> str | None:
-    """What to say if the last of what is settled took a cap over this share of it.
+    """Return a warning if the latest settled cost took a budget over this share of its limit.
 
-    Sums of what is settled only rise, so that of all the calls in a day, a month or a run only one is the one.
+    Settled sums only rise, so exactly one call per day, month or run triggers the warning.
     """
     bar = standing.cap_microusd * share
     if standing.settled_microusd < bar or standing.settled_microusd - last_microusd >= bar:
@@ -81,14 +86,14 @@ def warning(standing: Standing, share: float, *, last_microusd: int, payer: Paye
 
 
 def free_again(what: str, days: Days) -> date | None:
-    """The day on which this cap begins anew. What caps one run never does."""
+    """Return the day on which this budget resets. The budget of one run never does."""
     if what.endswith("day"):
         return date_of(days.day + 1)
     return date_of(days.month_to + 1) if what.endswith("month") else None
 
 
 def key_of(what: str, agent: str) -> str:
-    """What to raise for more of it: a setting, or a field of an agent."""
+    """Return what to raise for a higher budget: a setting, or a field of an agent."""
     match what:
         case "run":
             return f"the lower of `cost_microusd_max` of agent '{agent}' and `budgets.run_usd`"

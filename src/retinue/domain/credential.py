@@ -1,4 +1,5 @@
-"""Credentials: what a provider knows us by, where its key is, and how it fared. The key itself is never in here."""
+"""Credentials: access to a provider, where the key is kept, and past failures. The key itself is
+never stored here."""
 
 from __future__ import annotations
 
@@ -9,20 +10,22 @@ from msgspec import Struct
 
 from retinue.domain.model import Failure
 
-FORGOTTEN_AFTER = timedelta(hours=24)  # a failure so long ago does not count with the next one
+FORGOTTEN_AFTER = timedelta(hours=24)  # older failures do not count
 
 
 class CredentialKind(StrEnum):
-    """In the order in which they are preferred."""
+    """Credential kinds, in order of preference."""
 
     TOKEN = "token"
     API_KEY = "api_key"
 
 
 class Credential(Struct, frozen=True, kw_only=True):
-    """`id` is PROVIDER:NAME, once for each agent and once for the house, whose `agent` is empty.
+    """Access to one provider. `id` is PROVIDER:NAME, unique per agent; an empty `agent` means the
+    whole server.
 
-    `source` says where the key is, `env:NAME` or `file:PATH`. `position` is its place where someone has set an order.
+    `source` says where the key is: `env:NAME` or `file:PATH`. `position` is its place in an order
+    that a person has set.
     """
 
     id: str
@@ -36,14 +39,15 @@ class Credential(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What it is kept under."""
+        """The unique key of its row."""
         return self.agent, self.id
 
 
 class Mark(Struct, frozen=True, kw_only=True):
-    """A failure to be written down against a credential: for one model, or for all of them where `model` is empty.
+    """A failure to record for a credential: for one model, or for all models if `model` is empty.
 
-    `asked_at` is when it was decided to ask. What failed for several at once, before any of them knew, failed once.
+    `asked_at` is when the request was decided. Requests that were decided before a failure was
+    known count as one failure.
     """
 
     credential: Credential
@@ -55,7 +59,7 @@ class Mark(Struct, frozen=True, kw_only=True):
 
 
 class Cooling(Struct, frozen=True, kw_only=True):
-    """A credential that failed: how often in a row, for what, and until when it is left alone."""
+    """The back-off of a credential after failures: how many in a row, of which kind, and until when."""
 
     agent: str
     credential: str

@@ -1,16 +1,17 @@
-"""Cron expressions: read strictly, told in plain words, and when each comes next in a zone.
+"""Cron expressions: strict parsing, description in words, and the next times in a time zone.
 
-Five fields (minute, hour, day of month, month, weekday), or six with seconds in front, or a preset such as `@daily`.
-What a field may hold, and how the next moment on a calendar is found, is cronsim's: `*`, lists, ranges, steps, names,
-`L` for the last day, `5L` for the last Friday, `2#1` for the first Tuesday. Where both days are limited, either is
-enough; where one of them begins with a star, both must fit. So has it been in every cron since Vixie's.
+An expression has five fields (minute, hour, day of month, month, weekday), or six with seconds
+first, or is a preset such as `@daily`. cronsim defines the syntax and finds the next time in the
+calendar: `*`, lists, ranges, steps, names, `L` for the last day, `5L` for the last Friday, `2#1`
+for the first Tuesday. If both day fields are limited, either may match; if one begins with a star,
+both must. This is the behavior of every cron since Vixie's.
 
-What a change of the clocks means is ours, and the same for five fields and six:
+Clock changes are handled here, the same way for five and six fields:
 
-- An expression that names its hour and its minute means times of day. One that the clock skips comes as soon as the
-  clock goes on; one that the clock shows twice comes once, the first time.
-- One whose hour or minute begins with a star means every so often. It goes by what has elapsed: through the hour that
-  comes twice it comes twice, and what is skipped was never there.
+- An expression that names its hour and its minute means times of day. A time that the clock skips fires as soon
+  as the clock continues. A time that the clock shows twice fires once, the first time.
+- An expression whose hour or minute begins with a star means an interval, and follows elapsed time. It fires in
+  both copies of a repeated hour, and a skipped time does not exist.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 EXPRESSION_LENGTH_MAX = 256
 FIELDS = (5, 6)
-GAP_MAX = timedelta(days=1)  # the longest a clock ever skipped: Samoa went without the 30th of December 2011
+GAP_MAX = timedelta(days=1)  # the longest gap ever: Samoa skipped 30 December 2011
 PRESETS = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -49,7 +50,8 @@ _ANY_DAY = datetime(2000, 1, 1)  # noqa: DTZ001 - only what is written is looked
 
 
 def checked(expression: str) -> str:
-    """The expression, on one line with single blanks. Refused as `cron.invalid` where it cannot be read."""
+    """Return the expression on one line with single spaces. Raises Invalid (`cron.invalid`) if it
+    cannot be parsed."""
     if len(expression) > EXPRESSION_LENGTH_MAX:
         raise _refused(expression, because=f"an expression has at most {EXPRESSION_LENGTH_MAX} characters")
     text = " ".join(_one_alone(part) for part in expression.split())
@@ -65,33 +67,38 @@ def checked(expression: str) -> str:
         _calendar(text, _ANY_DAY)
     except CronSimError as error:
         raise _refused(expression, because=_in_our_words(str(error))) from None
-    except (AssertionError, ValueError, TypeError):  # a step of something that has none, such as `1#2/3`
+    except (AssertionError, ValueError, TypeError):  # a step of something without steps, such as `1#2/3`
         raise _refused(expression, because="one of its fields cannot be read") from None
     return text
 
 
 def after(expression: str, moment: datetime, zone: ZoneInfo) -> datetime | None:
-    """The first moment strictly after this one, aware and UTC. None where there is none for fifty years."""
+    """Return the first time strictly after `moment`, aware and UTC. None if there is none within
+    fifty years."""
     return next(following(expression, moment, zone), None)
 
 
 def following(expression: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-    """All moments after this one, one by one: cheaper than to ask for each anew."""
+    """Yield all times after `moment`. Cheaper than searching for each one separately."""
     fields = PRESETS.get(expression, expression)
     try:
         yield from (_as_time_elapses if _goes_by_elapsed_time(fields) else _on_the_wall)(fields, moment, zone)
-    except OverflowError:  # the calendar ends with the year 9999
+    except OverflowError:  # datetime ends with the year 9999
         return
 
 
 def _calendar(fields: str, begin: datetime) -> CronSim:
-    from cronsim import CronSim  # with the first expression: many houses have none
+    from cronsim import CronSim  # imported with the first expression: many instances have none
 
     return CronSim(fields, begin)
 
 
 def _on_the_wall(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-    """As if no clock were ever changed: later times of day never come earlier, so each that is later is the next."""
+    """Yield wall-clock times, converted to UTC.
+
+    A later wall-clock time never converts to an earlier moment, so every later result is the next
+    one.
+    """
     wall = moment.astimezone(zone).replace(tzinfo=None, fold=0)
     for found in _calendar(fields, wall):
         real = _shown_first(found, zone)
@@ -101,7 +108,7 @@ def _on_the_wall(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[date
 
 
 def _as_time_elapses(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[datetime]:
-    """From one change of the clocks to the next: between two of them the wall goes with the time."""
+    """Yield interval times, one stretch between clock changes at a time: within it the offset is constant."""
     at: datetime | None = moment.astimezone(UTC)
     while at is not None:
         offset = _offset(at + _SECOND, zone)
@@ -110,14 +117,14 @@ def _as_time_elapses(fields: str, moment: datetime, zone: ZoneInfo) -> Iterator[
             real = found.replace(tzinfo=UTC) - offset
             change = _next_change(begin, real, offset, zone)
             if change is not None:
-                at = change - _SECOND  # so that what is shown at the change itself counts
+                at = change - _SECOND  # so that the moment of the change itself counts
                 break
             begin = real
             yield real
 
 
 def words(expression: str) -> str:
-    """What it says, for someone who does not read cron."""
+    """Describe an expression in English."""
     return _words(PRESETS.get(expression, expression))
 
 
@@ -133,24 +140,24 @@ def _goes_by_elapsed_time(fields: str) -> bool:
 
 
 def _shown_first(wall: datetime, zone: ZoneInfo) -> datetime:
-    """When the clock first shows this time; or, where it skips it, when it goes on."""
+    """Return when the clock first shows this time; if it skips it, when the clock continues."""
     before = wall.replace(tzinfo=zone, fold=0)
     real = before.astimezone(UTC)
     if real.astimezone(zone).replace(tzinfo=None, fold=0) == wall:
         return real
     offset = before.utcoffset()
-    assert offset is not None  # every zone has one at every time
+    assert offset is not None  # every zone has an offset at every time
     return _next_change(real - GAP_MAX, real, offset, zone) or real
 
 
 def _offset(moment: datetime, zone: ZoneInfo) -> timedelta:
     offset = moment.astimezone(zone).utcoffset()
-    assert offset is not None  # every zone has one at every time
+    assert offset is not None  # every zone has an offset at every time
     return offset
 
 
 def _next_change(begin: datetime, end: datetime, offset: timedelta, zone: ZoneInfo) -> datetime | None:
-    """The first moment up to `end` at which the clock no longer has the offset that it had at `begin`."""
+    """Return the first moment up to `end` at which the zone's offset differs from the one at `begin`."""
     low = begin
     while low < end:
         high = min(low + _LOOKED_AHEAD, end)
@@ -164,12 +171,15 @@ def _next_change(begin: datetime, end: datetime, offset: timedelta, zone: ZoneIn
 
 
 def _one_alone(field: str) -> str:
-    """`2-2/3` is 2, and nothing else: cronsim would count on from it, and others take `2-2` for all there are."""
+    """Replace a range of one value, such as `2-2/3`, by that value.
+
+    cronsim would step on from it, and other implementations read `2-2` as every value.
+    """
     return _RANGE_OF_ONE.sub(r"\1", field)
 
 
 def _in_our_words(said: str) -> str:
-    """`Bad day-of-month` is all that cronsim says."""
+    """Explain an error of cronsim, which says no more than `Bad day-of-month`."""
     field = said.removeprefix("Bad ").lower()
     return f"its {field} cannot be read, or never comes" if said.startswith("Bad ") else said.lower()
 

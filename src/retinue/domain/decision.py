@@ -1,4 +1,4 @@
-"""What a policy answers: allow, ask or deny, always with a because."""
+"""Decisions of a policy: allow, ask or deny, always with a reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Verdict(StrEnum):
 class Decision(Struct, frozen=True):
     verdict: Verdict
     because: str
-    key: str = ""  # what to change for another one
+    key: str = ""  # the setting or rule to change
 
     @property
     def allowed(self) -> bool:

@@ -1,7 +1,8 @@
-"""Delegations: work that one session hands to another, and what is to become of the answer.
+"""Delegations: work that one session gives to another, and what happens to the result.
 
-A delegation is a letter of kind `delegation`, and this is what the house remembers beside it. The letter takes the road
-of all mail; its answer, or the notice that it failed, is a letter that replies to it. Nothing else carries a result.
+A delegation is an envelope of kind `delegation` plus the row described here. The envelope takes the
+same path as any other. Its result, or the notice that it failed, is an envelope that replies to it.
+Nothing else carries a result.
 """
 
 from __future__ import annotations
@@ -15,34 +16,34 @@ from retinue.domain import session_keys
 from retinue.domain.address import Address
 from retinue.domain.ids import EnvelopeId, RunId, SessionId, derived
 
-TASK_SHOWN_MAX = 200  # characters of a task, where lists show it
+TASK_SHOWN_MAX = 200  # characters of a task shown in lists
 LABEL_LENGTH_MAX = 100
 LABEL_FROM_TASK_MAX = 60
 
-# Which session of whoever is asked: the last that the two have had, that one or a new one, a new one.
+# Which session of the target agent to use: the last one the two shared, that one or a new one, a new one.
 LATEST = "latest"
 LATEST_OR_CREATE = "latest-or-create"
 CREATE = "create"
 
 
 class DelegationKind(StrEnum):
-    MESSAGE = "message"  # to another agent, in a session that the two have
-    SEND = "send"  # into a session that is there
-    SPAWN = "spawn"  # to a subagent, in a session that is made for it
-    BACKGROUND = "background"  # to nobody in particular: one shot, without instructions
-    EXTERNAL = "external"  # to whatever answers at an agent's address
+    MESSAGE = "message"  # to another agent, in a session that the two share
+    SEND = "send"  # into an existing session
+    SPAWN = "spawn"  # to a subagent, in a new session
+    BACKGROUND = "background"  # one shot, without a particular agent or instructions
+    EXTERNAL = "external"  # to an external agent
 
 
 class Notify(StrEnum):
-    """What the answer does to a session that does not wait for it."""
+    """What a result does to a session that does not wait for it."""
 
-    WAKE = "wake"  # it is read at once
-    NOTE = "note"  # it is written down for the next turn
-    OFF = "off"  # it stays where it was given
+    WAKE = "wake"  # starts a run at once
+    NOTE = "note"  # stored for the next turn
+    OFF = "off"  # not delivered
 
 
 class Cleanup(StrEnum):
-    """What becomes of a subagent's session when all is said."""
+    """What happens to a subagent's session when its work is done."""
 
     KEEP = "keep"
     DELETE = "delete"
@@ -60,13 +61,15 @@ class DelegationState(StrEnum):
 
 
 class Lineage(Struct, frozen=True, kw_only=True):
-    """Where a run comes from that another one set going: what bounds it, beside its own agent's settings.
+    """Where a run that another run started comes from, and the limits it inherits besides its own
+    agent's settings.
 
-    `root` is the run with which it all began and `behalf` whom that one served: whoever works for a guest has no more
-    rights than the guest. Where that is a room, `speakers` are those who spoke there. `agents` is everyone from there
-    to here, this run's own agent last. `sent_by` are those whose rules hold beside its own agent's, because it is a
-    subagent of theirs. What a run may spend is no more than what the one above may (`run_microusd_max`), and all of
-    them together no more than the tree may.
+    `root` is the first run of the tree, and `behalf` is that run's principal: work on behalf of a
+    guest has no more rights than the guest. If the principal is a channel, `speakers` are the
+    people who wrote there. `agents` are all agents from the root to this run's own agent, which is
+    last. `sent_by` are the agents whose rules also apply because this run is a subagent of theirs.
+    A run may not spend more than the run above it (`run_microusd_max`), and all runs together not
+    more than `tree_microusd_max`.
     """
 
     root: RunId
@@ -79,61 +82,64 @@ class Lineage(Struct, frozen=True, kw_only=True):
 
     @property
     def depth(self) -> int:
-        """How often the work was handed on."""
+        """The delegation depth."""
         return len(self.agents) - 1
 
 
 class Exchange(Struct, frozen=True, kw_only=True):
-    """Where two sessions stand that answer each other. `about` is the letter with which one of them began."""
+    """The progress of an exchange between two sessions. `about` is the envelope that began it."""
 
     about: EnvelopeId
-    turn: int  # whoever reads this has the turn of this number, from 1
+    turn: int  # the turn of the reader, from 1
     turns_max: int
-    announces: bool = False  # all is said: whoever reads this tells the person who sits before their session
+    announces: bool = False  # the exchange is over: the reader reports to the person of its session
 
 
 class Delegation(Struct, frozen=True, kw_only=True):
-    """`id` is that of its letter. `call` is the call of `run` by which it was made: made again, it finds this one."""
+    """One delegation. `id` is the id of its envelope.
+
+    `call` is the tool call of `run` that made it. A repeated call finds the existing delegation.
+    """
 
     id: EnvelopeId
     kind: DelegationKind
     run: RunId
     call: str
-    agent: str  # who asked
-    session: SessionId  # where
-    target: str  # the agent who was asked
-    to: SessionId | None  # in which session; none where it went out of the house
+    agent: str  # the delegating agent
+    session: SessionId  # the delegating session
+    target: str  # the agent that does the work
+    to: SessionId | None  # the session that does the work; None for an external agent
     task: str
-    above: Lineage  # of the run that asked, and of the one that reads what came of it
-    lineage: Lineage  # of the run that works on it
+    above: Lineage  # lineage of the delegating run, and of the run that reads the result
+    lineage: Lineage  # lineage of the run that does the work
     notify: Notify = Notify.WAKE
-    wait_until: datetime | None = None  # so long the asking run holds its call open for it; none where it does not
+    wait_until: datetime | None = None  # until then the delegating run keeps its call open; None: it does not wait
     label: str = ""
     cleanup: Cleanup = Cleanup.KEEP
     state: DelegationState = DelegationState.OPEN
     because: str = ""
-    result: EnvelopeId | None = None  # the letter that says what came of it
+    result: EnvelopeId | None = None  # the envelope with the result
     worked_by: RunId | None = None
     created_at: datetime
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    archive_after_s: float | None = None  # so long after its end the session is put away; none: never
+    archive_after_s: float | None = None  # delay after the end until the session is archived; None: never
     archive_at: datetime | None = None
     archived_at: datetime | None = None
 
     @property
     def run_id(self) -> RunId:
-        """The run that works on it, also before it has begun."""
+        """The run that does the work. It is known before the run starts."""
         return self.worked_by or run_made_for(self.id)
 
     @property
     def child_key(self) -> str:
-        """The key of the session in which it is worked on, as keys are written everywhere."""
+        """The session key of the session that does the work."""
         return str(session_keys.subagent(self.target, self.to or self.id))
 
 
 def label_of(label: str, task: str) -> str:
-    """What it is called: as whoever made it says, or by the first words of the task. One line that stands in quotes."""
+    """Return a one-line label without double quotes: the given label, or the beginning of the task."""
     words = label.strip() or task[: 2 * LABEL_FROM_TASK_MAX]
     most = LABEL_LENGTH_MAX if label.strip() else LABEL_FROM_TASK_MAX
     line = " ".join("".join(each if each.isprintable() else " " for each in words).replace('"', "'").split())
@@ -141,10 +147,10 @@ def label_of(label: str, task: str) -> str:
 
 
 def run_made_for(id_: EnvelopeId) -> RunId:
-    """The run that a delegation begins: known to whoever made it before it is begun."""
+    """Return the id of the run that a delegation starts. It is known before the run exists."""
     return RunId(derived(id_, "run"))
 
 
 def session_made_for(id_: EnvelopeId) -> SessionId:
-    """The session in which a delegation is worked on, where there was none for it yet."""
+    """Return the id of the session created for a delegation if none existed."""
     return SessionId(derived(id_, "session"))

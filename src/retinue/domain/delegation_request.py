@@ -1,4 +1,4 @@
-"""Handing work on, as a call asks for it and as it then stands."""
+"""A delegation as a tool call requests it, and its status."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from retinue.domain.webhook import Webhook
 
 
 class Handing(Struct, frozen=True, kw_only=True):
-    """What a call hands on. `session` is one of the words for one, or an id; `wait_s`, how long the call stays open."""
+    """What a tool call delegates.
+
+    `session` is `latest`, `latest-or-create`, `create` or a session id. `wait_s` is how long the
+    call stays open.
+    """
 
     kind: DelegationKind
     run: RunId
     call: str
     target: str
     text: str
-    trust: Trust  # of the least trusted words that the asker knows
+    trust: Trust  # the least trust of anything in the caller's context
     session: str = LATEST_OR_CREATE
     wait_s: float | None = None
     notify: Notify = Notify.WAKE
@@ -31,35 +35,37 @@ class Handing(Struct, frozen=True, kw_only=True):
     cleanup: Cleanup = Cleanup.KEEP
     request: RunRequest | None = None
     attachments: tuple[Attachment, ...] = ()
-    webhook: Webhook | None = None  # who is told elsewhere what came of it
-    reply_to: EnvelopeId | None = None  # what it follows up
-    confined: bool = False  # only sessions that came of the asker's own may be named
+    webhook: Webhook | None = None  # URL to notify with the result
+    reply_to: EnvelopeId | None = None  # the envelope it follows up
+    confined: bool = False  # only sessions below the caller's own may be named
 
 
 class Handed(Struct, frozen=True, kw_only=True):
-    """How it stands. `answer` is there once it came, and belongs to this call from then on.
+    """The status of a delegation. `answer` is set once the result has arrived, and then belongs to
+    this call.
 
-    `late`: the call has waited long enough. `elsewhere`: what came of it was read as mail already.
+    `is_timed_out`: the call has waited for its full time. `is_already_delivered`: the result was
+    already read as an envelope.
     """
 
     delegation: Delegation
-    queued: bool = False  # whoever it went to was busy
+    queued: bool = False  # the target agent was busy
     answer: Envelope | None = None
     late: bool = False
     elsewhere: bool = False
 
     @property
     def created(self) -> bool:
-        """Whether the session was made for it."""
+        """Whether the session was created for this delegation."""
         return self.delegation.to == session_made_for(self.delegation.id)
 
     @property
     def pending(self) -> bool:
-        """Whether the call is to be kept open."""
+        """Whether the call stays open."""
         return self.delegation.state.open and self.delegation.wait_until is not None
 
 
 class HandOver(Protocol):
-    """Hands work on, once for each call, and looks at what came of it every other time that the call is made."""
+    """Delegates work, once per tool call. A repeated call returns the current status."""
 
     async def __call__(self, handing: Handing) -> Handed: ...

@@ -1,4 +1,4 @@
-"""Parcels: what of an envelope leaves the house at once, and what the place it goes to can."""
+"""Delivery parts: one outbound platform message, and the capabilities of its connector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retinue.domain.envelope import Envelope
 
 
 class Unit(StrEnum):
-    """How a place counts the length of words."""
+    """The unit in which a platform measures the length of a text."""
 
     CHARACTERS = "characters"
     UTF16 = "utf-16"
@@ -19,20 +19,20 @@ class Unit(StrEnum):
 
 
 class Abilities(Struct, frozen=True, kw_only=True):
-    """What a place can. What it cannot, the house does in another way, or does without."""
+    """What a platform can do. For the rest, the server uses an alternative or does without."""
 
-    text_max: int = 4000  # in one message, counted in `unit`
+    text_max: int = 4000  # per message, measured in `unit`
     unit: Unit = Unit.CHARACTERS
-    caption_max: int = 0  # words beside a file; 0: they go on their own, after it
+    caption_max: int = 0  # text sent with a file; 0: the text is sent separately, after the file
     files: bool = False
     file_bytes_max: int = 0
-    album_max: int = 1  # files in one message
-    quotes: bool = False  # a message may point to another
-    edits: bool = False  # a message of ours may be changed: `Edits`
+    album_max: int = 1  # files per message
+    quotes: bool = False  # a message can quote another
+    edits: bool = False  # our messages can be edited: `Edits`
     reacts: bool = False  # `Reacts`
-    types: bool = False  # it can be shown that someone writes: `Types`
+    types: bool = False  # a typing indicator can be shown: `Types`
     buttons: bool = False
-    formats: bool = False  # the connector renders Markdown; else the marks stand there as they are written
+    formats: bool = False  # the connector renders Markdown; otherwise the markup is sent as plain text
     lines: bool = True  # a message may have several lines
 
 
@@ -40,24 +40,26 @@ NO_ABILITIES = Abilities()
 
 
 class Button(Struct, frozen=True):
-    """`data` comes back as the text of a press (`Heard.PRESS`)."""
+    """`data` comes back as the text of a button press."""
 
     label: str
     data: str
 
 
 class Parcel(Struct, frozen=True, kw_only=True):
-    """One message to one room: a whole envelope, or as much of it as the place takes at once.
+    """One message to one channel: a whole envelope, or as much of it as the platform accepts at
+    once.
 
-    `envelope` is for its address and its id; the words to send are `text`, which may be fewer. `quote` is the
-    platform's id of a message in the same room. `key` is the same whenever the same part is sent again.
+    `envelope` provides the address and the id. The text to send is `text`, which may be shorter
+    than the envelope's. `quoted_message_id` is a platform id in the same channel. `key` is the same
+    on every attempt of the same part.
     """
 
     envelope: Envelope
     text: str
     files: tuple[Attachment, ...] = ()
     quote: str = ""
-    buttons: tuple[tuple[Button, ...], ...] = ()  # in rows
+    buttons: tuple[tuple[Button, ...], ...] = ()
     index: int = 0
     count: int = 1
 
@@ -71,5 +73,5 @@ class Parcel(Struct, frozen=True, kw_only=True):
 
 
 def whole(envelope: Envelope) -> Parcel:
-    """All of an envelope at once, where its place has no bounds."""
+    """Return an envelope as a single part, for a platform without length limits."""
     return Parcel(envelope=envelope, text=envelope.text, files=envelope.attachments)

@@ -1,4 +1,4 @@
-"""Manners: how a conversation shows its work to the person, and how far its commands may go."""
+"""Display options: how a session shows its work to a person, and where its commands run."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from msgspec import Struct
 
 
 class Verbosity(StrEnum):
-    """What is told of calls as they are made."""
+    """What is shown of tool calls while they are made."""
 
     OFF = "off"
-    ON = "on"  # a line for each call
-    FULL = "full"  # and what came of it, in short
+    ON = "on"  # one line per call
+    FULL = "full"  # also a short result
 
 
 class Reasoning(StrEnum):
-    """What is told of a model's thoughts. Not set, whoever looks on sees them as they come, and no mail holds them."""
+    """What is shown of a model's reasoning. If not set, live viewers see it as it streams and no
+    envelope contains it."""
 
     OFF = "off"
-    ON = "on"  # in a message of their own, before the answer
-    STREAM = "stream"  # as they come, wherever a door can show that
+    ON = "on"  # in a separate message, before the answer
+    STREAM = "stream"  # as it streams, on clients that can show it
 
 
 class Elevation(StrEnum):
-    """Where commands run. Not set, each call says for itself whether it asks to leave the sandbox."""
+    """Where commands run. If not set, each call decides whether it asks to leave the sandbox."""
 
-    OFF = "off"  # none leaves it
-    ON = "on"  # as ASK: what Crocbot calls it
-    ASK = "ask"  # on the host, where a person is asked as the rules for the host have it
-    FULL = "full"  # on the host, unasked
+    OFF = "off"  # no command leaves the sandbox
+    ON = "on"  # same as ASK; the name that Crocbot uses
+    ASK = "ask"  # on the host; a person is asked according to the host rules
+    FULL = "full"  # on the host, without asking
 
 
 class UsageLine(StrEnum):
-    """What stands below an answer."""
+    """What is shown below an answer."""
 
     OFF = "off"
     TOKENS = "tokens"
@@ -42,7 +43,8 @@ class UsageLine(StrEnum):
 
 
 class Manner(Struct, frozen=True, kw_only=True):
-    """One voice on it: a message's, a session's, an agent's, the house's. What it does not say, the next one may."""
+    """The display options of a message, a session, an agent or the server. Unset options come from
+    the next level."""
 
     verbose: Verbosity | None = None
     reasoning: Reasoning | None = None
@@ -50,7 +52,7 @@ class Manner(Struct, frozen=True, kw_only=True):
     usage: UsageLine | None = None
 
     def over(self, other: Manner) -> Manner:
-        """Both, where this one has the first word."""
+        """Return these options, with unset ones taken from `defaults`."""
         if other == PLAIN:
             return self
         if self == PLAIN:

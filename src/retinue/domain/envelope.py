@@ -1,4 +1,4 @@
-"""Envelopes: every message in the house, and how each one ends."""
+"""Envelopes: every stored message, and how each one ends."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ KEY_LENGTH_MAX = 256
 
 
 class Kind(StrEnum):
-    """What an envelope is for. Messages, delegations, what the house says to an agent and decisions are answered."""
+    """What an envelope is for. Messages, delegations, system messages and decisions get an answer."""
 
-    MESSAGE = "message"  # asks for an answer
-    DELEGATION = "delegation"  # work from another session: asks for one answer of its own
-    JOB = "job"  # work in the background: its words are all that is read, and what comes of it replies to its request
-    SYSTEM = "system"  # from another part of the house, read by the model with its origin
-    ANSWER = "answer"  # answers another envelope, and is itself not answered
-    NOTICE = "notice"  # plain words from the house about an envelope: no model was needed for them
+    MESSAGE = "message"  # expects an answer
+    DELEGATION = "delegation"  # work from another session; expects a result
+    JOB = "job"  # a background job: the model reads only its text, and the result replies to its request
+    SYSTEM = "system"  # from another part of the server; the model reads it with its origin
+    ANSWER = "answer"  # answers another envelope and gets no answer
+    NOTICE = "notice"  # a text of the server about an envelope, made without a model
     APPROVAL = "approval"  # a question put to a person
-    DECISION = "decision"  # a person's yes or no, at the head of its lane
+    DECISION = "decision"  # a person's yes or no, first in its lane
 
 
 class Status(StrEnum):
@@ -53,33 +53,33 @@ class Outcome(StrEnum):
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """What a door knows about an envelope beyond its words. Set by the door, never by the sender."""
+    """What the connector or API knows about an envelope besides its text. Never set by the sender."""
 
     sender_name: str = ""
     username: str = ""
     chat_title: str = ""
     from_boss: bool = False
-    person: str = ""  # of this house, who spoke in a channel: by an id that was linked to them
-    speaker: str = ""  # who spoke in a channel, by the id that stays theirs there
+    person: str = ""  # the person who wrote in a channel, known by a linked platform id
+    speaker: str = ""  # the stable platform id of the sender
     platform_id: str = ""
     chat_type: ChatType | None = None
-    approval: str = ""  # which approval a decision decides, or a question asks
-    verdict: str = ""  # "allow" or "deny", on a decision
-    questionnaire: str = ""  # which questionnaire it puts to a room
-    choices: tuple[str, ...] = ()  # of which one answers it, where one of them does
+    approval: str = ""  # the approval that a decision answers or a question asks
+    verdict: str = ""
+    questionnaire: str = ""  # the questionnaire it shows in a channel
+    choices: tuple[str, ...] = ()  # options of a question, if one of them answers it
     request: RunRequest | None = None
-    when_busy: WhenBusy | None = None  # None: as the queue has it
-    webhook: bool = False  # somebody elsewhere is told what came of it
-    lineage: Lineage | None = None  # of a run over it, where the letter itself says so
-    exchange: Exchange | None = None  # where two sessions answer each other: which of these answers it is
-    answer_to: str = ""  # where its answer goes: an address, or `none`; empty: to its sender
+    when_busy: WhenBusy | None = None  # None: as the queue settings say
+    webhook: bool = False  # a URL is notified with the result
+    lineage: Lineage | None = None  # lineage of the run that processes it, if the envelope defines one
+    exchange: Exchange | None = None  # the position in an exchange between two sessions
+    answer_to: str = ""  # where the answer goes: an address or `none`; empty: to the sender
 
 
 NO_CONTEXT = Context()
 
 
 class Draft(Struct, frozen=True, kw_only=True):
-    """An envelope as a door hands it in: parsed, not yet accepted."""
+    """A parsed envelope that is not yet accepted."""
 
     id: EnvelopeId
     sender: Address
@@ -88,7 +88,7 @@ class Draft(Struct, frozen=True, kw_only=True):
     source: str
     key: str
     kind: Kind = Kind.MESSAGE
-    origin: Origin | None = None  # which conversation it belongs to; None where the recipient says it all
+    origin: Origin | None = None  # what its session belongs to; None if the recipient address determines it
     attachments: tuple[Attachment, ...] = ()
     context: Context = NO_CONTEXT
     reply_to: EnvelopeId | None = None
@@ -100,7 +100,7 @@ class Draft(Struct, frozen=True, kw_only=True):
 
 
 class Envelope(Struct, frozen=True, kw_only=True):
-    """One message from one address to another, just as it is kept."""
+    """One message from one address to another, as stored."""
 
     seq: int
     id: EnvelopeId
@@ -125,12 +125,12 @@ class Envelope(Struct, frozen=True, kw_only=True):
     claimed_at: datetime | None
     settled_at: datetime | None
     run: RunId | None
-    steered_into: RunId | None  # the run that read it on the side, while it still waits for its own
+    steered_into: RunId | None  # the active run that read it early, while it waits for its own run
     retry_of: EnvelopeId | None
 
 
 class Settled(Struct, frozen=True, kw_only=True):
-    """How an envelope ended: exactly one of these for each done envelope."""
+    """How an envelope ended: exactly one per finished envelope."""
 
     envelope: EnvelopeId
     outcome: Outcome
@@ -140,16 +140,16 @@ class Settled(Struct, frozen=True, kw_only=True):
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
-    """Proof that we accepted: once a door hands this out, the envelope outlives us."""
+    """Proof of acceptance: once it is returned, the envelope survives a crash."""
 
     envelope: EnvelopeId
     session: SessionId | None
     news_seq: int
     duplicate: bool = False
-    outcome: Outcome | None = None  # set where the envelope was settled in the same commit
+    outcome: Outcome | None = None  # set if the envelope was settled in the same commit
     because: str = ""
 
 
 def answerable(kind: Kind) -> bool:
-    """Whether a run over it owes an answer. An answer is not answered: two agents would never stop."""
+    """Whether a run owes this envelope an answer. Answers get none, or two agents would never stop."""
     return kind in (Kind.MESSAGE, Kind.DELEGATION, Kind.SYSTEM, Kind.DECISION)

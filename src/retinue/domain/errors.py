@@ -1,4 +1,4 @@
-"""Errors a person can meet: a code, a sentence, a because and a next move, the same on every door."""
+"""Errors for people: a code, a sentence, a reason and a next step, the same in every client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 class RetinueError(Exception):
-    """Something went wrong in a way we can explain.
+    """An error that can be explained to a person.
 
     `code` is stable and documented; `because` says why; `try_this` is what to do next.
     """
@@ -31,13 +31,13 @@ class RetinueError(Exception):
 
 
 class Invalid(RetinueError):
-    """What was asked cannot be understood; nothing was changed."""
+    """The input is invalid; nothing was changed."""
 
     code = "input.invalid"
 
 
 class Unfit(Invalid):
-    """Several things in what was asked are wrong: `fields` says of each, by its name, what."""
+    """Several input fields are invalid: `fields` maps each field name to what is wrong."""
 
     def __init__(
         self,
@@ -53,31 +53,31 @@ class Unfit(Invalid):
 
 
 class NotFound(RetinueError):
-    """There is no such thing, or none that the caller may see."""
+    """It does not exist, or the caller may not see it."""
 
     code = "thing.not-found"
 
 
 class NotAllowed(RetinueError):
-    """Understood, and refused by policy."""
+    """The request is valid, but a policy denies it."""
 
     code = "policy.denied"
 
 
 class Conflict(RetinueError):
-    """It contradicts something that is already so."""
+    """The request conflicts with the current state."""
 
     code = "state.conflict"
 
 
 class TooLarge(RetinueError):
-    """Beyond a named bound."""
+    """The input exceeds a named limit."""
 
     code = "input.too-large"
 
 
 class Ambiguous(RetinueError):
-    """A short id that names more than one thing: `matches` of them, `candidates` shown so that one can choose."""
+    """A short id matches several things: `matches` of them, of which `candidates` are listed."""
 
     code = "id.ambiguous"
 
@@ -95,13 +95,13 @@ class Ambiguous(RetinueError):
 
 
 class StoreError(RetinueError):
-    """The store cannot do what was asked; nothing half-written is left behind."""
+    """The store cannot perform the operation; nothing is left half-written."""
 
     code = "store.unusable"
 
 
 class Stale(RetinueError):
-    """Another worker has taken over this session: whatever we meant to write is no longer ours to write."""
+    """Another worker has claimed this session, so this run may no longer write."""
 
     code = "run.stale"
 
@@ -113,6 +113,6 @@ class Stale(RetinueError):
 
 
 class Busy(RetinueError):
-    """Another process already serves this house."""
+    """Another process already serves this data directory."""
 
     code = "house.already-open"

@@ -1,4 +1,5 @@
-"""Events. News is stored with a sequence number in the commit it tells of; deltas live in memory, never replayed."""
+"""Events are stored with a sequence number, in the commit they describe. Deltas live in memory and
+are never replayed."""
 
 from __future__ import annotations
 
@@ -62,10 +63,11 @@ class NestedKind(StrEnum):
 
 
 class Nested(Struct, frozen=True, kw_only=True):
-    """What somebody does who was asked by a call that waits, for whoever watches that call.
+    """Activity of a subagent or delegate while a call waits for it, for clients that show that
+    call.
 
-    `session` and `call` are where it waits. `text` is a piece of what is said, which begins anew at `offset` 0, or the
-    name of the tool that is called.
+    `session` and `call` identify the waiting call. `text` is a piece of text, restarting at
+    `offset` 0, or the name of the called tool.
     """
 
     session: SessionId
@@ -78,7 +80,8 @@ class Nested(Struct, frozen=True, kw_only=True):
 
 
 class Delta(Struct, frozen=True, kw_only=True):
-    """A piece of a reply as it is said. `offset` counts characters of this kind within (run, turn, attempt)."""
+    """A piece of a streamed reply. `offset` counts the characters of this kind within (run, turn,
+    attempt)."""
 
     session: SessionId
     run: RunId

@@ -1,4 +1,4 @@
-"""Grants: a yes that is worth remembering, for whom, for what and for how long."""
+"""Grants: a remembered yes, with its agent, permission and duration."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from retinue.domain.permission import Permission
 
 
 class GrantScope(StrEnum):
-    ONCE = "once"  # the exact calls that were asked about, and no grant is kept
+    ONCE = "once"  # only the calls that were asked about; no grant is stored
     SESSION = "session"
     ALWAYS = "always"
 
 
 class Grant(Struct, frozen=True, kw_only=True):
-    """A permission of one agent, in one session or in all of its own. It reaches no subagent, schedule or task."""
+    """A permission of one agent, in one session or in all. It does not extend to subagents,
+    schedules or background jobs."""
 
     id: GrantId
     agent: str
@@ -27,7 +28,7 @@ class Grant(Struct, frozen=True, kw_only=True):
     granted_by: str
     because: str
     at: datetime
-    approval: ApprovalId | None = None  # the question that it answers
+    approval: ApprovalId | None = None  # the approval that created it
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     revoked_by: str = ""

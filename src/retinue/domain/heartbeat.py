@@ -1,7 +1,8 @@
-"""Heartbeats: an agent looks by itself, every so often, whether something needs attention.
+"""Heartbeats: periodic check-ins in which an agent looks for anything that needs attention.
 
-What it looks at is its checklist: `HEARTBEAT.md` where it works, and the tasks in its folder `heartbeat`. All that is
-due is one prompt. Where nothing needs attention it says `HEARTBEAT_OK`, and nobody is bothered.
+It works through its checklist: `HEARTBEAT.md` in its workspace, and the tasks in its `heartbeat`
+folder. Everything due goes into one prompt. If nothing needs attention, it replies `HEARTBEAT_OK`
+and no one is notified.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from retinue.domain.errors import Invalid
 TOKEN = "HEARTBEAT_OK"
 EVERY_S = 1800.0
 EVERY_S_MIN = 10.0
-ACK_CHARS_MAX = 300  # beside the token, in an answer that is still no more than an acknowledgement
+ACK_CHARS_MAX = 300  # besides the token, in a reply that still counts as an acknowledgement
 ACK_CHARS_MOST = 10_000
-SAME_WORDS_S = 86_400  # for so long, what was delivered is not delivered again
+SAME_WORDS_S = 86_400  # a repeated alert is suppressed for this long
 TASKS_MAX = 100
 TASK_ID_LENGTH_MAX = 64
 TITLE_CHARS_MAX = 100
-MARKUP_CHARS_MAX = 200  # that may stand around the token
-TAKEN_MAX = 20  # tokens that are taken from one text
+MARKUP_CHARS_MAX = 200  # of markup around the token
+TAKEN_MAX = 20  # tokens removed from one text
 CHECKLIST = "HEARTBEAT.md"
 FOLDER = "heartbeat"
-PERSON = "person"  # instead of a channel: what goes into somebody's own inbox
+PERSON = "person"  # used in place of a connector name for alerts to a person's own inbox
 OTHERWISE = f"If nothing needs attention, answer {TOKEN}."
 PROMPT = (
     "Do what the checklist below says, and no more. What is not on it is not taken up again, whatever was said of it "
@@ -46,11 +47,11 @@ _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 
 
 class Shown(Struct, frozen=True, kw_only=True):
-    """What is shown of heartbeats somewhere; None: as it is shown elsewhere."""
+    """Which heartbeat messages are shown; None: use the next level's value."""
 
-    ok: bool | None = None  # that nothing needs attention
-    alerts: bool | None = None  # what does
-    indicator: bool | None = None  # a sign of life, for pages
+    ok: bool | None = None  # replies that nothing needs attention
+    alerts: bool | None = None  # alerts
+    indicator: bool | None = None  # a status indicator in clients
 
     def over(self, other: Shown) -> Shown:
         return Shown(
@@ -68,19 +69,19 @@ BUILT_IN = Shown(ok=False, alerts=True, indicator=True)
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
-    """How the heartbeat of one agent goes, on top of what any schedule says."""
+    """The heartbeat settings of one agent, in addition to those of its schedule."""
 
-    asked_for: bool = True  # by the settings; otherwise it beats because there are tasks
-    active_start: str = ""  # such as 08:00; empty: from midnight on
-    active_end: str = ""  # up to 24:00
-    active_zone: str = ""  # empty: the schedule's
+    asked_for: bool = True  # enabled in the settings; otherwise it runs because there are tasks
+    active_start: str = ""  # such as 08:00; empty: midnight
+    active_end: str = ""  # at most 24:00; empty: midnight
+    active_zone: str = ""  # empty: the schedule's zone
     ack_chars_max: int = ACK_CHARS_MAX
     shown: Shown = BUILT_IN
     channels: Mapping[str, Shown] = field(default_factory=dict[str, Shown])
     accounts: Mapping[str, Shown] = field(default_factory=dict[str, Shown])
 
     def shown_at(self, to: Address | None) -> Shown:
-        """An account's own word, then its channel's, then that for all of them."""
+        """Return the visibility for an address: the connector's setting, then the platform's, then the general one."""
         plain = self.shown.over(BUILT_IN)
         if to is None:
             return plain
@@ -90,7 +91,7 @@ class Heartbeat(Struct, frozen=True, kw_only=True):
 
 
 def channel_of(account: str) -> str:
-    """Several connectors to one place are told apart behind a hyphen: `telegram`, `telegram-2`."""
+    """Return the platform of a connector name: `telegram` for `telegram-2`."""
     return account.partition("-")[0]
 
 
@@ -98,15 +99,17 @@ def channel_of(account: str) -> str:
 
 
 def minute_of(text: str) -> int | None:
-    """Of the day, for `HH:MM`, up to 24:00; None for anything else."""
+    """Return the minute of the day of `HH:MM`, up to 24:00; None for anything else."""
     fits = _TIME.fullmatch(text.strip())
     minute = int(fits["hour"]) * 60 + int(fits["minute"]) if fits else _DAY_MINUTES + 1
     return minute if minute <= _DAY_MINUTES else None
 
 
 def is_active(heartbeat: Heartbeat, moment: datetime, zone: ZoneInfo) -> bool:
-    """By the clock on the wall. Hours that end before they begin go across midnight; those that end as they begin are
-    all there are."""
+    """Whether `moment` is within the active hours, by the wall clock in `zone`.
+
+    Hours that end before they begin cross midnight. Equal start and end mean the whole day.
+    """
     start = minute_of(heartbeat.active_start) if heartbeat.active_start else 0
     end = minute_of(heartbeat.active_end) if heartbeat.active_end else _DAY_MINUTES
     if start is None or end is None or start == end:
@@ -120,7 +123,7 @@ def is_active(heartbeat: Heartbeat, moment: datetime, zone: ZoneInfo) -> bool:
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """One file of the folder, without its gate."""
+    """One task file, without its gate."""
 
     id: str
     title: str
@@ -128,7 +131,7 @@ class Task(Struct, frozen=True, kw_only=True):
 
 
 def task_id(text: str) -> str:
-    """An id that is a name of a file and nothing else."""
+    """Return a task id that is a safe file name, or raise Invalid."""
     given = text.strip()
     if len(given) > TASK_ID_LENGTH_MAX or not _TASK_ID.fullmatch(given) or ".." in given or given.endswith("."):
         raise Invalid(
@@ -141,19 +144,19 @@ def task_id(text: str) -> str:
 
 
 def id_from(title: str) -> str:
-    """A free choice of ours, for a task that was given none."""
+    """Derive a task id from its title."""
     words = re.sub(r"[^a-z0-9]+", "-", title.casefold()).strip("-")
     return words[:TASK_ID_LENGTH_MAX].strip("-") or "task"
 
 
 def is_empty(checklist: str) -> bool:
-    """Whether nothing is on it: blank lines, headings, items without a word, comments."""
+    """Whether a checklist has only blank lines, headings, empty items and comments."""
     lines = (line.strip() for line in _COMMENT.sub("", checklist).splitlines())
     return all(not line or _HEADING.match(line) or _BLANK_ITEM.fullmatch(line) for line in lines)
 
 
 def batch(tasks: Sequence[Task]) -> str:
-    """One task is its own words. Several are numbered, by their titles, and bear their ids."""
+    """Return the prompt for the due tasks: the text of a single task, or a numbered list with titles and ids."""
     if len(tasks) == 1:
         return tasks[0].text
     ordered = sorted(tasks, key=lambda task: (task.title.casefold(), task.id))
@@ -163,7 +166,8 @@ def batch(tasks: Sequence[Task]) -> str:
 
 
 def prompt_of(own: str, checklist: str, tasks: Sequence[Task]) -> str:
-    """All that is due, as one prompt. `own` are words that the settings put before it."""
+    """Return one prompt for everything that is due. `custom_prompt` is text from the settings that
+    comes first."""
     parts: list[str] = []
     if checklist:
         parts += [own or PROMPT, f"# {CHECKLIST}\n\n{checklist}"]
@@ -191,8 +195,8 @@ _SPACE = re.compile(r"&nbsp;", re.IGNORECASE)
 
 
 def without_token(text: str) -> str:
-    """What is left when the token is taken from where the text begins and ends, with the markup that was around it.
-    Elsewhere it is part of what is said."""
+    """Remove the token from the start and end of a text, with the markup around it. Elsewhere it
+    stays."""
     if TOKEN not in text:
         return text.strip()
     left, taken = _SPACE.sub("\N{NO-BREAK SPACE}", text).strip(), 0
@@ -231,13 +235,13 @@ def _taken_from_end(text: str) -> str | None:
 
 
 def _is_a_word(text: str, at: int) -> bool:
-    """And not a piece of a longer one."""
+    """Whether the token at this position is not part of a longer word."""
     before, after = text[max(0, at - MARKUP_CHARS_MAX) : at], text[at + len(TOKEN) :]
     return not re.search(r"[A-Za-z0-9]_*\Z", before) and not re.match(r"_*[A-Za-z0-9]", after)
 
 
 def _with_its_markup(text: str, at: int) -> tuple[int, int]:
-    """From where to where the token goes, with what opens just before it and closes just behind it."""
+    """Return the range to remove: the token, with markup that opens just before it and closes just after it."""
     start, end = at, at + len(TOKEN)
     while True:
         while end < len(text) and text[end] in _STOPS:
@@ -258,14 +262,17 @@ def _closing(opened: re.Match[str]) -> str:
 
 
 def _without_opening(text: str, closed: re.Match[str]) -> str:
-    """Its markup opened where the text begins, or nowhere that matters."""
+    """Remove the opening markup at the start of the text, if `closed` closes it."""
     opened = _OPENING.match(text)
     return text[opened.end() :] if opened is not None and _closing(opened) == closed[0] else text
 
 
 def spoken(text: str, *, ack_chars_max: int = ACK_CHARS_MAX) -> str:
-    """What a heartbeat has to say, without the token; nothing where it is an acknowledgement: the token, and no more
-    than so many characters beside it."""
+    """Return the alert in a heartbeat reply, without the token.
+
+    Empty if the reply is an acknowledgement: the token and at most `ack_chars_max` other
+    characters.
+    """
     left = without_token(text)
     if left == text.strip():
         return left

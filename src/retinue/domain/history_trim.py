@@ -1,9 +1,11 @@
-"""Cutting a history: which of its records are kept, and what they become where they begin another context.
+"""Trimming a history: which records are kept, and their form in a new context.
 
-Records are only ever appended, so nothing is taken out: what is kept is copied behind a fresh mark, in the same session
-or in another, and what is not copied is no longer read. A copy belongs to no run: what a run did and cost is told once.
+Records are append-only, so nothing is deleted. Kept records are copied after a new context start,
+in the same session or another, and the rest is no longer read. A copy belongs to no run, so a run's
+actions and cost are counted once.
 
-A request is a turn of mail with everything that came of it. Cuts fall between requests, so no call loses its result.
+A request is a user turn with everything that followed from it. Cuts fall between requests, so no
+call loses its result.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from retinue.domain.trust import Trust
 
 
 class Cut(StrEnum):
-    """What goes: all before the request that a record belongs to, all after it, or the request itself."""
+    """What is removed: everything before the request of a record, everything after it, or that request."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -27,17 +29,19 @@ class Cut(StrEnum):
 
 
 def since_mark(records: Sequence[Record]) -> list[Record]:
-    """The newest context of a history, from its mark on. A compaction does not begin one."""
+    """Return the newest context of a history, from its start record on. A compaction does not begin
+    a new context."""
     marks = [i for i, record in enumerate(records) if isinstance(record.body, Mark)]
     return list(records[marks[-1] :] if marks else records)
 
 
 def requests(records: Sequence[Record]) -> list[list[Record]]:
-    """A context as its requests, in their order; first, as one of them, what stands before the first, if anything."""
+    """Split a context into its requests, in order. Records before the first request come first, as
+    an item of their own."""
     ends = {record.run: i for i, record in enumerate(records)}
     results = {record.body.call: i for i, record in enumerate(records) if isinstance(record.body, ToolResult)}
     parts: list[list[Record]] = []
-    busy_until = -1  # the last record of a run or of a call that has begun: mail in its midst begins nothing
+    busy_until = -1  # the last record of an open run or call: a user turn before it begins no new request
     for i, record in enumerate(records):
         if not parts or (isinstance(record.body, UserTurn) and i > busy_until):
             parts.append([])
@@ -50,10 +54,10 @@ def requests(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def kept(records: Sequence[Record], seq: int, cut: Cut) -> list[Record] | None:
-    """What is left of a context. None where no request holds that record.
+    """Return what is left of a context after a trim, or None if no request contains that record.
 
-    A summary goes with anything that it tells of. What was said by a model that had read what is now gone can be
-    believed no further than that could: a cut does not clean the words that came of it.
+    A summary is dropped with any record that it covers. Replies of a model that had read a removed
+    record keep no more trust than that record had: a trim does not clean derived text.
     """
     parts = requests(records)
     at = next((i for i, part in enumerate(parts) if any(record.seq == seq for record in part)), None)
@@ -83,7 +87,7 @@ def kept(records: Sequence[Record], seq: int, cut: Cut) -> list[Record] | None:
 
 
 def _behind(record: Record, *, doubted: bool) -> Record:
-    """A record behind a gap. What its provider had counted is a context that is no more."""
+    """Return a record after a gap, with its usage marked as estimated: the provider counted a different context."""
     if not isinstance(record.body, Reply):
         return record
     uncounted = replace(record.body, usage=replace(record.body.usage, estimated=True))
@@ -91,7 +95,7 @@ def _behind(record: Record, *, doubted: bool) -> Record:
 
 
 def answered(records: Sequence[Record]) -> list[Record]:
-    """The beginning of a context, without its last reply where that has calls whose results are not in it."""
+    """Return a context without its last reply if results of that reply's calls are missing."""
     results = {record.body.call for record in records if isinstance(record.body, ToolResult)}
     last = next((i for i in range(len(records) - 1, -1, -1) if isinstance(records[i].body, Reply)), None)
     if last is None:
@@ -102,7 +106,8 @@ def answered(records: Sequence[Record]) -> list[Record]:
 
 
 def copies(records: Sequence[Record], *, session: SessionId, after: int) -> list[Record]:
-    """The same records behind the one of this number. What a summary has kept is found at its new place."""
+    """Return copies of the records, numbered after `after`. References in summaries are updated to
+    the new numbers."""
     places = {record.seq: number for number, record in enumerate(records, start=after + 1)}
     made: list[Record] = []
     for record in records:
@@ -115,7 +120,7 @@ def copies(records: Sequence[Record], *, session: SessionId, after: int) -> list
 
 
 def begins_at(records: Sequence[Record]) -> tuple[int, int]:
-    """Where a context of these records begins, a mark first, and how many summaries it has."""
+    """Return the seq at which the context of these records begins, and its number of summaries."""
     told = [record.body for record in records if isinstance(record.body, Summary)]
     return (told[-1].kept_from if told else records[0].seq), len(told)
 

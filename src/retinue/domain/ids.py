@@ -1,4 +1,4 @@
-"""Ids: random UUIDs kept as 32 hex digits, shown as their first 8, accepted as any unambiguous prefix."""
+"""Ids: random UUIDs stored as 32 hex digits, shown as the first 8, accepted as any unambiguous prefix."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _HEX = re.compile(r"[0-9a-f]+")
 
 
 def short(id_: str) -> str:
-    """How an id is shown to people and models."""
+    """Return an id as it is shown to people and models."""
     return id_[:SHORT_LENGTH]
 
 
 def prefix(text: str) -> str:
-    """Read what someone typed for an id: 8 or more hex digits, hyphens and case ignored."""
+    """Parse an id as typed by a person: 8 or more hex digits; hyphens and case are ignored."""
     digits = text.strip().replace("-", "").lower()
     if not SHORT_LENGTH <= len(digits) <= ID_LENGTH or not _HEX.fullmatch(digits):
         raise Invalid(
@@ -44,7 +44,7 @@ def prefix(text: str) -> str:
 
 
 def distinguish(ids: list[str]) -> tuple[str, ...]:
-    """The shortest prefixes, 8 digits or more, that tell these ids apart."""
+    """Return the shortest prefixes, of 8 digits or more, that make these ids distinct."""
     ordered = sorted(set(ids))
     length = SHORT_LENGTH
     while length < ID_LENGTH and len({id_[:length] for id_ in ordered}) < len(ordered):
@@ -53,5 +53,6 @@ def distinguish(ids: list[str]) -> tuple[str, ...]:
 
 
 def derived(id_: str, purpose: str) -> str:
-    """An id that follows from another: the same each time, so a transaction that is run again makes nothing new."""
+    """Derive an id from another. It is deterministic, so a repeated transaction creates nothing
+    new."""
     return hashlib.sha256(f"{id_}/{purpose}".encode()).hexdigest()[:ID_LENGTH]

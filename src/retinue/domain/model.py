@@ -1,4 +1,4 @@
-"""Models as the house knows them: what they are called, what they can take, what they cost, and how they fail."""
+"""Models: references, capabilities, prices and failures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from retinue.domain.record import Usage
 EFFORTS = ("none", "low", "medium", "high", "xhigh")
 WINDOW_TOKENS = 200_000
 OUTPUT_TOKENS_MAX = 8_192
-TOKENS_PRICED = 1_000_000  # prices are for so many
+TOKENS_PRICED = 1_000_000  # the number of tokens that a price is for
 
 
 class ModelRef(Struct, frozen=True):
-    """Who sells it, and what they call it: `anthropic/claude-opus-5-5`. A model of the house has no provider."""
+    """A model by provider and name: `anthropic/claude-opus-5-5`. A built-in model has no provider."""
 
     provider: str
     model: str
@@ -26,16 +26,16 @@ class ModelRef(Struct, frozen=True):
 
 
 class Price(Struct, frozen=True, kw_only=True):
-    """Millionths of a dollar: for a million tokens of each sort, and for a call as such."""
+    """Prices in millionths of a dollar: per million tokens of each kind, and per call."""
 
     input: int = 0
     output: int = 0
-    cache_read: int | None = None  # None: as any other input
+    cache_read: int | None = None  # None: the input price
     cache_write: int | None = None
     call: int = 0
 
     def cost_microusd(self, usage: Usage) -> int:
-        """What a call came to, rounded up: a cap must hold."""
+        """Return the cost of a call, rounded up so that a budget holds."""
         plain = max(usage.input_tokens - usage.cache_read_tokens - usage.cache_write_tokens, 0)
         total = plain * self.input
         total += usage.cache_read_tokens * (self.input if self.cache_read is None else self.cache_read)
@@ -53,7 +53,7 @@ class Price(Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
-    """What is known of a model. An unknown price is not a price of nothing."""
+    """What is known about a model. An unknown price is None, not zero."""
 
     ref: ModelRef
     window_tokens: int = WINDOW_TOKENS
@@ -61,18 +61,18 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     price: Price | None = None
     vision: bool = False
     tools: bool = True
-    efforts: tuple[str, ...] | None = None  # None: not known, and passed on as it is
+    efforts: tuple[str, ...] | None = None  # None: unknown, and passed through unchecked
 
 
 FREE = Price()
 
 
 class Failure(StrEnum):
-    """Why a model did not reply. What is tried next follows from it."""
+    """Why a model did not reply. It decides what is tried next."""
 
     AUTH = "auth"
     PERMISSION = "permission"
-    QUOTA = "quota"  # nothing left to spend there
+    QUOTA = "quota"  # the provider account has no credit left
     RATE_LIMIT = "rate_limit"
     OVERLOADED = "overloaded"
     SERVER = "server"
@@ -87,10 +87,10 @@ class Failure(StrEnum):
 
 
 class ModelFailed(RetinueError):
-    """The model could not reply, in words for the person who waits.
+    """The model could not reply; the texts are for the person who waits.
 
-    `begun` says that some of the reply had come, or may have been made: then nobody knows what it cost, unless `usage`
-    says so: a reply that came whole and was none.
+    `may_be_charged` says that part of the reply arrived or may have been generated. Then the cost
+    is unknown, unless `usage` is set: a complete reply that was unusable.
     """
 
     code = "model.failed"

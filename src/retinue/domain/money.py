@@ -1,4 +1,5 @@
-"""Money: what a call of a model may cost before it is made, and what it came to. Millionths of a dollar throughout."""
+"""Money: what a model call may cost before it is made, and what it cost. All amounts are millionths
+of a dollar."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from msgspec import Struct
 from retinue.domain.errors import RetinueError
 from retinue.domain.model import ModelRef, Price
 
-MICROUSD = 1_000_000  # in a dollar
+MICROUSD = 1_000_000  # per dollar
 WARN_SHARE = 0.8
 
 _NO_FOUR, _NO_THREE = (None,) * 4, (None,) * 3
@@ -17,7 +18,7 @@ _FIRST_DAY = date(1970, 1, 1).toordinal()
 
 
 class Caps(Struct, frozen=True, kw_only=True):
-    """What may be spent, from the narrowest to the widest. None: no cap."""
+    """Budgets, from the narrowest to the widest. None: no limit."""
 
     run_microusd: int | None = None
     tree_microusd: int | None = None
@@ -36,7 +37,7 @@ class Caps(Struct, frozen=True, kw_only=True):
         return ours != _NO_FOUR or others != _NO_THREE or self.house_month_microusd is not None
 
     def of_each(self) -> dict[str, int | None]:
-        """Each cap under the name of what it caps, in the order in which they are looked at."""
+        """Return each limit by its name, in the order in which they are checked."""
         return {
             "run": self.run_microusd,
             "tree": self.tree_microusd,
@@ -53,7 +54,8 @@ NO_CAPS = Caps()
 
 
 class CallTerms(Struct, frozen=True, kw_only=True):
-    """What one call of a model is about to be: reserved with its intent, in the same commit."""
+    """The reservation that a model call needs. It is stored with the call's intent, in the same
+    commit."""
 
     ref: ModelRef
     credential: str = ""
@@ -64,14 +66,14 @@ class CallTerms(Struct, frozen=True, kw_only=True):
 
     @property
     def costs(self) -> bool:
-        """Whether something is reserved for it."""
+        """Whether an amount is reserved for the call."""
         return self.price is not None and not self.price.is_free
 
 
 class Granted(Struct, frozen=True, kw_only=True):
-    """What a call may take: no more output than this was paid for.
+    """The reservation that a model call gets: it may use no more output tokens than this.
 
-    `warnings` are for whoever pays: the caps of which the run's last call has spent the share to be warned at.
+    `warnings` name the budgets that the run's last call took over the warning threshold.
     """
 
     output_tokens_max: int
@@ -80,7 +82,7 @@ class Granted(Struct, frozen=True, kw_only=True):
 
 
 class Days(Struct, frozen=True, kw_only=True):
-    """A day and its month, as the owner's calendar has them, numbered from 1970-01-01. `month_to` is the last of it."""
+    """A day and its month in the owner's time zone, as day numbers since 1970-01-01."""
 
     day: int
     month_from: int
@@ -92,25 +94,25 @@ def day_number(day: date) -> int:
 
 
 def date_of(day: int) -> date:
-    """The date of a numbered day: `day_number` of it is `day` again."""
+    """Return the date of a day number; the inverse of `day_number`."""
     return date.fromordinal(day + _FIRST_DAY)
 
 
 def usd(microusd: int) -> str:
-    """An amount as people read it: in cents, with more digits where a small sum needs them."""
+    """Format an amount in dollars and cents, with more digits for small amounts."""
     size = abs(microusd)
     digits = 2 if size % 10_000 == 0 or size >= 100 * MICROUSD else 4 if size % 100 == 0 or size >= MICROUSD else 6
     return f"{'-' if microusd < 0 else ''}${size / MICROUSD:,.{digits}f}"
 
 
 class BudgetSpent(RetinueError):
-    """A call was not made, because a cap does not leave enough for it."""
+    """A call was not made because a budget does not leave enough for it."""
 
     code = "budget.spent"
 
 
 class PriceUnknown(RetinueError):
-    """A cap is to be kept, and nobody knows what this model costs."""
+    """A budget applies, but the price of the model is unknown."""
 
     code = "model.price-unknown"
 

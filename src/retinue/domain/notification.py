@@ -1,4 +1,4 @@
-"""Notifications: short words that someone is to notice when they next look. Nobody answers one."""
+"""Notifications: short texts that a person sees the next time they look. They cannot be answered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ TEXT_LENGTH_MAX = 2_000
 
 
 class Notification(Struct, frozen=True, kw_only=True):
-    """`sender` is the address of whoever made it. `trust` is that of its words: untrusted ones are shown as such."""
+    """`sender` is the address of the author. `trust` is the trust of the text: untrusted text is
+    shown as such."""
 
     id: NotificationId
     person: str

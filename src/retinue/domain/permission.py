@@ -1,6 +1,8 @@
-"""Permissions: what an agent may reach beyond its workspace, written as tags: `web`, `read:/path`, `write:/path`.
+"""Permissions: what an agent may access beyond its workspace, written as tags: `web`, `read:/path`,
+`write:/path`.
 
-Pure: paths are compared as they are written. Whoever opens a file resolves both sides first (see `tools/files/paths`).
+This module is pure: it compares paths as strings. Code that opens files resolves both sides first
+(see `tools/files/paths`).
 """
 
 from __future__ import annotations
@@ -17,20 +19,20 @@ from retinue.domain.errors import Invalid
 
 PATH_LENGTH_MAX = 4096
 TOOL_GLOB_LENGTH_MAX = 128
-# Control characters, what turns the direction of writing or takes no room, and halves of characters. A person is shown
-# a path before it is permitted, and must be able to see all of it.
+# Control, bidirectional, invisible and surrogate characters. A person is shown a path before it is
+# permitted, and must see all of it.
 _UNSEEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 
-# What an agent has of its home without being granted anything. The rest of the home is the house's business.
-STAFF_FOLDER = "staff"  # in a home: workspaces of those whom its agent took on
+# What an agent may write in its agent directory without a grant. The rest belongs to the server.
+STAFF_FOLDER = "staff"  # in an agent directory: workspaces of the agents that it created
 NAMED_IN_HOME = ("SOUL.md", "USER.md", "internal_space", "heartbeat", "skills")
 
-# Not files of anybody: the kernel's own, with every process's memory and environment behind them.
+# Kernel files, which expose the memory and environment of every process.
 KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 
-# Where keys lie, in a person's home and in the system. A grant of a folder above them does not open them.
+# Where keys are stored, in a user's home directory and in the system. A grant for a folder above does not include them.
 KEYS_IN_HOME = (
     ".ssh",
     ".gnupg",
@@ -94,11 +96,11 @@ class Access(StrEnum):
     WEB = "web"
     READ = "read"
     WRITE = "write"
-    TOOL = "tool"  # calls of the tools whose name the glob fits
+    TOOL = "tool"  # calls of tools whose name matches the glob
 
 
 class Permission(Struct, frozen=True):
-    """One thing that may be reached. `what` is a path for files, a glob for tools, and empty for the web."""
+    """One permission. `target` is a path for files, a glob for tools, and empty for the web."""
 
     access: Access
     what: str = ""
@@ -107,7 +109,8 @@ class Permission(Struct, frozen=True):
         return f"{self.access}:{self.what}" if self.what else self.access.value
 
     def covers(self, other: Permission) -> bool:
-        """Whether who has this needs no other. To write is to read; a folder is all that is in it."""
+        """Whether this permission includes the other. Write includes read; a folder includes
+        everything in it."""
         if self.access is other.access and self.what == other.what:
             return True
         if other.access is Access.READ and self.access in (Access.READ, Access.WRITE):
@@ -121,18 +124,20 @@ WEB = Permission(Access.WEB)
 
 
 def within(path: str, folder: str) -> bool:
-    """Whether a path is this folder or in it, as both are written: absolute, without `..`, and without a `/` at the
-    end."""
+    """Whether a path is this folder or inside it.
+
+    Both are compared as strings: absolute, without `..` and without a trailing `/`.
+    """
     return path == folder or path.startswith(folder if folder == "/" else f"{folder}/")
 
 
 def is_seen(text: str) -> bool:
-    """Whether a person who is shown this sees all of it."""
+    """Whether every character of a text is visible to a person."""
     return _UNSEEN.search(text) is None
 
 
 def parse(tag: str) -> Permission:
-    """Read a tag, with or without an `@` before it. White space around it does not count."""
+    """Parse a permission tag, with or without a leading `@`. Surrounding whitespace is ignored."""
     access, colon, what = tag.strip().removeprefix("@").partition(":")
     if access == Access.WEB and not colon:
         return WEB
@@ -149,7 +154,8 @@ def parse(tag: str) -> Permission:
 
 
 def absolute(text: str) -> PurePosixPath:
-    """A path as a permission can name it: absolute, all of it to be seen, and not too long."""
+    """Return a path that a permission may name: absolute, fully visible and not too long. Raises
+    Invalid otherwise."""
     because = ""
     if not text.startswith("/"):
         because = "a path in a permission is absolute"
@@ -165,13 +171,14 @@ def absolute(text: str) -> PurePosixPath:
         raise Invalid(
             f"{text[:200]!r} cannot be permitted", because=because, try_this="name the folder", code="permission.path"
         )
-    return PurePosixPath("/" + text.lstrip("/"))  # `//x` would be kept, and be another path than `/x`
+    return PurePosixPath("/" + text.lstrip("/"))  # PurePosixPath keeps `//x`, which is a different path from `/x`
 
 
 class Rights(Struct, frozen=True, kw_only=True):
-    """Where an agent may read and write, and whether it may reach the web: its workspace, and what was granted.
+    """Where an agent may read and write, and whether it may use the web: its workspace plus its
+    grants.
 
-    Relative paths begin at `workspace`, which may be read and written.
+    Relative paths start at `workspace`, which may be read and written.
     """
 
     workspace: Path
@@ -190,7 +197,8 @@ class Rights(Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=1024)
 def default_rights(home: Path, workspace: Path) -> Rights:
-    """What an agent has without any grant: its workspace, and what in its home is known by name. No web."""
+    """Return the rights of an agent without any grant: its workspace and named parts of its agent
+    directory. No web."""
     return Rights(workspace=workspace, write=tuple(home / name for name in NAMED_IN_HOME))
 
 
@@ -210,18 +218,23 @@ def with_granted(rights: Rights, granted: Iterable[Permission]) -> Rights:
 
 
 class Withheld(Struct, frozen=True, kw_only=True):
-    """What no agent reaches, whatever was granted: the state of the house, other agents' homes, and the kernel's files.
-    And what a grant opens only where it names it: the keys of the person the house belongs to.
+    """Paths that no agent may access, whatever was granted, and paths that need a grant of exactly
+    that path.
 
-    `house` is RETINUE_HOME, `person` the home of the user who runs the house; both, and every path below, resolved.
+    The first are the server's data, other agents' directories and kernel files. The second are the
+    keys of the user who runs the server. `data_directory` is RETINUE_HOME. These and all paths
+    below are resolved.
     """
 
     house: Path | None = None
     person: Path | None = None
 
     def because(self, path: str, *, home: Path, workspace: Path, granted: Iterable[Path]) -> str:
-        """Why this path is withheld; empty where it is not. A grant names keys if it lies where they do: a grant of
-        `~/.ssh` opens `~/.ssh`, one of `~` does not."""
+        """Return why access to a path is denied; empty if it is not.
+
+        A grant includes keys only if it lies within their folder: a grant of `~/.ssh` does, a grant
+        of `~` does not.
+        """
         if any(within(path, folder) for folder in KERNEL_FOLDERS):
             return "the system's own files are for no agent"
         if self.house is not None and within(path, str(self.house)) and not self._is_own(path, home, workspace):
@@ -237,7 +250,7 @@ class Withheld(Struct, frozen=True, kw_only=True):
     def _is_own(self, path: str, home: Path, workspace: Path) -> bool:
         if within(path, str(home)):
             return True
-        # A workspace inside the house counts as the agent's own, unless it would take the homes of others with it.
+        # A workspace inside the data directory counts as the agent's own, unless it contains other agent directories.
         agents, own = str(home.parent), str(workspace)
         return (
             within(path, own)
@@ -248,7 +261,8 @@ class Withheld(Struct, frozen=True, kw_only=True):
 
 
 def is_lent(workspace: str, homes: str) -> bool:
-    """Whether a workspace inside another's home is there for whom they took on: `HOMES/ADA/staff/BERT`, or below."""
+    """Whether a workspace inside another agent's directory belongs to an agent it created:
+    `HOMES/ADA/staff/BERT`, or below."""
     parts = PurePosixPath(workspace).relative_to(homes).parts if within(workspace, homes) else ()
     return len(parts) >= 3 and parts[1] == STAFF_FOLDER
 

@@ -23,7 +23,8 @@ class Person:
 
 
 class Requester(Struct, frozen=True):
-    """Someone on whose behalf a run works. Without a role: a sender who is no person of this instance."""
+    """Someone on whose behalf a run works. No role means a sender who is not a person of this
+    instance."""
 
     address: Address
     role: Role | None = None
@@ -34,5 +35,5 @@ class Requester(Struct, frozen=True):
 
     @property
     def is_outside(self) -> bool:
-        """Neither the owner nor a member: a guest, a paired sender, someone in a group, a webhook."""
+        """Whether it is neither the owner nor a member: a guest, a paired sender, someone in a group, a webhook."""
         return self.role not in (Role.OWNER, Role.MEMBER)

@@ -1,4 +1,5 @@
-"""What a part may need from outside itself. Clock, ids and chance are always handed in, never taken from the air."""
+"""Protocols for what a part needs from outside. Clock, ids and randomness are always passed in,
+never global."""
 
 from __future__ import annotations
 
@@ -22,58 +23,66 @@ from retinue.domain.trust import Trust
 
 
 class Clock(Protocol):
-    """Wall time, aware and UTC, and a way to wait. The wall may jump; a sleep does not."""
+    """Wall-clock time, aware and UTC, and a way to wait. Wall time may jump; a sleep is unaffected."""
 
     def now(self) -> datetime: ...
     async def sleep(self, seconds: float) -> None: ...
     def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
-        """Have `call` called after so long a sleep. Calling what is given back takes it back."""
+        """Call `call` after a delay. The returned function cancels it."""
         ...
 
 
 class Ids(Protocol):
-    """Where new ids come from: 32 hex digits each."""
+    """A source of new ids, 32 hex digits each."""
 
     def new(self) -> str: ...
 
 
 class Faults(Protocol):
-    """Named points at which a test may end the process. In a real house, reaching one does nothing."""
+    """Named points at which a test may kill the process. In production, reaching one does nothing."""
 
     def reach(self, point: str) -> None: ...
 
 
 class Post(Protocol):
-    """A way to put an envelope into the house. Once it returns, the envelope is stored."""
+    """Accepts an envelope. Once `accept` returns, the envelope is stored."""
 
     async def post(self, draft: Draft) -> Receipt: ...
 
 
 class Ask(Protocol):
-    """What people have said so far about the calls of this run."""
+    """The answers so far to approvals of this run's calls."""
 
     def answer_to(self, call: Call) -> ApprovalState | None:
-        """None where nobody was asked yet; `open` where someone was, and the run goes on without the answer."""
+        """Return the approval's state; None if none was requested.
+
+        `open` means that one was requested, and the run continues without the answer.
+        """
         ...
 
     def name_of(self, call: Call) -> str:
-        """The short id of the approval that this call waits or waited for."""
+        """Return the short id of the approval that this call waits or waited for."""
         ...
 
     def gives(self, call: Call) -> Sequence[Permission]:
-        """What the person was told that this call reaches for. By their yes it may reach for that, and no further."""
+        """Return the permissions the person was shown for this call. A yes allows these, and no
+        more."""
         ...
 
 
 class AskGate(Protocol):
-    """Runs the command of a schedule's gate as its agent might, in its session. Whatever goes wrong, it is closed."""
+    """Runs the command of a schedule's gate with the rights of its agent, in its session. On any
+    error the gate is closed."""
 
     async def __call__(self, schedule: Schedule, agent: Agent, session: SessionId) -> GateSaid: ...
 
 
 class ReadChecklist(Protocol):
-    """Finds what is due at a heartbeat, and says so in one prompt. Waits while its conversation is busy. Where nothing
-    is due, or whatever goes wrong, it is closed. `wanted` are tasks by their ids; none: all of them."""
+    """Collects what is due at a heartbeat into one prompt. Waits while the session is busy.
+
+    The gate is closed if nothing is due or on any error. `wanted` are task ids; empty means all
+    tasks.
+    """
 
     async def __call__(
         self, schedule: Schedule, agent: Agent, session: SessionId, *, wanted: tuple[str, ...], forced: bool
@@ -81,11 +90,11 @@ class ReadChecklist(Protocol):
 
 
 class Tell(Protocol):
-    """Whoever watches a run as it goes. Told at once, promised nothing."""
+    """Observes a run while it works. Called immediately, without delivery guarantees."""
 
     def delta(self, delta: Delta) -> None: ...
     def called(self, run: RunId, tool: str) -> None:
-        """A tool is used now."""
+        """A tool call begins."""
         ...
 
 
@@ -94,19 +103,20 @@ Asking = Callable[[int, Granted], Awaitable[Reply]]
 
 
 class Journal(Protocol):
-    """Where a run's steps are kept, to resume from. A step is written before it is taken."""
+    """The stored steps of a run, from which it can resume. A step is written before it is
+    performed."""
 
     @property
     def run(self) -> Run: ...
 
     @property
     def records(self) -> Sequence[Record]:
-        """The whole context, this run's own records last."""
+        """The whole context, with this run's own records last."""
         ...
 
     @property
     def believed(self) -> Trust:
-        """How far the least trusted words in the context can be believed."""
+        """The least trust of anything in the context."""
         ...
 
     @property
@@ -115,37 +125,40 @@ class Journal(Protocol):
         ...
 
     async def reply(self, turn: int, ask: Asking, *, terms: CallTerms) -> Reply:
-        """Write the intent to ask the model, reserve what it may cost, ask it, and keep what it said.
+        """Write the intent to call the model, reserve its maximum cost, call it and store the
+        reply.
 
-        Where that fails, the step stays open: say so with `failed`, and ask again, or another.
+        If the call fails, the step stays open: report it with `record_failure`, then call again or
+        call another model.
         """
         ...
 
     async def summarize(self, turn: int, ask: Asking, *, terms: CallTerms, notice: str = "") -> Reply:
-        """The same for a summary of the context, or a part of one. What it said is kept by `compact`, if at all.
+        """Call the model for a summary of the context, or of a part of it. Only `compact` stores
+        the result.
 
-        `notice` is told to whoever waits, where someone does, before the model is asked.
+        `notice` is shown to a waiting person before the model is called.
         """
         ...
 
     def failed(self, turn: int, error: ModelFailed, *, next_move: str) -> None:
-        """Keep why the model that was asked last did not reply, and what is tried next."""
+        """Record why the last model call failed and what is tried next."""
         ...
 
     async def settle_up(self) -> None:
-        """Write down what came back so far, before a wait."""
+        """Store everything received so far, before a wait."""
         ...
 
     async def compact(self, summary: Summary) -> None:
-        """Have the context begin with this summary, and go on with what it has kept."""
+        """Start the context with this summary, followed by the records it has kept."""
         ...
 
     async def note(self, note: Note) -> None:
-        """Put words of the house before the model, as part of this run."""
+        """Add a text of the server for the model, as part of this run."""
         ...
 
     def begun(self, turn: int, index: int) -> bool:
-        """Whether a step was cut off after its intent was written: nobody knows if it had its effect."""
+        """Whether a step was interrupted after its intent was written, so its effect is unknown."""
         ...
 
     async def perform(
@@ -160,18 +173,18 @@ class Journal(Protocol):
         stored: bool = False,
         because: str = "",
     ) -> ToolResult:
-        """Write the intent, and because of what it is allowed; act, keep the result. `stored`: its turn has gone by, so
-        the result is kept as a note.
+        """Write the intent and why it is allowed, perform the call and store the result.
 
-        A call cut off by a crash is not acted on again unless repeatable. One that only looks is begun at once, and its
-        intent is written with its result, or when it takes long.
+        `is_late`: its turn is over, so the result is stored as a note. A call that a crash
+        interrupted is not performed again unless it is repeatable. A call that is read-only starts
+        at once, and its intent is written with its result or when it takes long.
         """
         ...
 
     async def keep(self, bodies: Sequence[ToolResult | Reply]) -> None:
-        """Keep what took no act: results that were refused, are unknown or still wait; calls nobody's model made."""
+        """Store bodies that needed no action: results that are refused, unknown or pending, and calls no model made."""
         ...
 
     async def keep_note(self, result: ToolResult) -> None:
-        """Keep the result of a stored call that took no act."""
+        """Store the result of a late call that needed no action."""
         ...

@@ -1,4 +1,4 @@
-"""Principals: who asks something of the house, as a token has proved. Nobody can name another."""
+"""Principals: who makes a request, as proved by a token. No one can act under another's name."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from retinue.domain.trust import Trust
 
 
 class Principal(Struct, frozen=True, kw_only=True):
-    """A person or an agent, with what they may ask for. `key` names the token they came with; `descent` is that of the
-    run in which an agent asks."""
+    """A person or an agent, with their rights. `token_id` names the token of the request.
+
+    `lineage` is that of the run in which an agent makes the request.
+    """
 
     address: Address
     level: PermissionLevel
@@ -24,7 +26,8 @@ class Principal(Struct, frozen=True, kw_only=True):
 
     @property
     def sees_all(self) -> bool:
-        """The owner does, and the house itself. An agent does not, whatever its level."""
+        """Whether it sees everything: the owner and the server do. An agent does not, whatever its
+        level."""
         return self.level is PermissionLevel.BOSS and self.address.kind in (AddressKind.PERSON, AddressKind.HOUSE)
 
 

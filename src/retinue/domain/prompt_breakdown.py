@@ -1,4 +1,4 @@
-"""What a run is told before anything is said, piece by piece: for people who ask what takes up the room."""
+"""The size of each part of a system prompt, for people who ask what takes up the context window."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from msgspec import Struct
 
 
 class PartKind(StrEnum):
-    SECTION = "section"  # of the instructions
-    FILE = "file"  # told in them
+    SECTION = "section"  # of the system prompt
+    FILE = "file"  # included in the system prompt
     SKILL = "skill"
-    TOOL = "tool"  # its schema
+    TOOL = "tool"  # the tool's schema
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """One piece, and about how much of a window it takes. What `within` names holds it, and has counted it already."""
+    """One part and its approximate size. `within` names the part that contains it and already
+    counts it."""
 
     kind: PartKind
     name: str

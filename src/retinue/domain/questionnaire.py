@@ -1,4 +1,5 @@
-"""Questionnaires: questions with fields that an agent puts to a person. The answers come back as an envelope."""
+"""Questionnaires: forms with fields that an agent sends to a person. The answers return as an
+envelope."""
 
 from __future__ import annotations
 
@@ -27,13 +28,13 @@ class QuestionnaireState(StrEnum):
     OPEN = "open"
     ANSWERED = "answered"
     CANCELLED = "cancelled"
-    EXPIRED = "expired"  # never stored: it is what an open one is after its time
+    EXPIRED = "expired"  # never stored: the state of an open one after its expiry
 
 
 class Field(Struct, frozen=True, kw_only=True):
-    """One question. `name` is how its answer is called, `label` what the person reads.
+    """One question. `name` is the key of its answer, `label` is what the person reads.
 
-    `least` and `most` are of a number, of the length of a text, or of how many options are picked.
+    `least` and `most` limit a number, the length of a text, or how many options are selected.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Field(Struct, frozen=True, kw_only=True):
 
 
 class Questionnaire(Struct, frozen=True, kw_only=True):
-    """`trust` is that of what the agent knew as it wrote the questions: options that are picked are its words."""
+    """`trust` is the trust of the agent's context when it wrote the questions: selected options are its text."""
 
     id: QuestionnaireId
     person: str
@@ -65,7 +66,7 @@ class Questionnaire(Struct, frozen=True, kw_only=True):
     envelope: EnvelopeId | None = None
 
     def state_at(self, now: datetime) -> QuestionnaireState:
-        """Nobody has to tell an open one that its time is over."""
+        """Return the state at this time. An open questionnaire expires without a write."""
         if self.state is QuestionnaireState.OPEN and now >= self.expires_at:
             return QuestionnaireState.EXPIRED
         return self.state

@@ -1,4 +1,4 @@
-"""Records: a session's history, append-only, and the bodies each kind carries."""
+"""Records: a session's append-only history, and the body of each kind of record."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class RecordKind(StrEnum):
 
 
 class Mark(Struct, frozen=True, kw_only=True):
-    """Where a context begins. A reset may carry words into the next one. `because` is for people: no model reads it."""
+    """Where a context begins. A reset may carry text into the new context. `because` is for people;
+    no model reads it."""
 
     text: str = ""
     because: str = ""
@@ -42,13 +43,14 @@ class UserTurn(Struct, frozen=True, kw_only=True):
 
     text: str
     envelopes: tuple[EnvelopeId, ...] = ()
-    attachments: tuple[Attachment, ...] = ()  # what came with the envelopes, to be shown to a model that can see it
+    attachments: tuple[Attachment, ...] = ()  # attachments of the envelopes, shown to a model that can read them
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What a reply took. `input_tokens` are all that were read, cached or not; `output_tokens` hold those of thinking.
+    """Tokens and cost of a reply. `input_tokens` includes cached tokens; `output_tokens` includes
+    reasoning tokens.
 
-    `estimated`: the provider did not say, so these are ours, and no total counts them.
+    `estimated`: the provider reported nothing, so these are estimates, and no total includes them.
     """
 
     input_tokens: int = 0
@@ -69,23 +71,24 @@ class Stop(StrEnum):
     END = "end"
     CALLS = "calls"
     LENGTH = "length"
-    CUT_OFF = "cut-off"  # by us, in the middle
-    FILTERED = "filtered"  # refused, by the model or by its provider
-    PAUSED = "paused"  # to go on, it wants its own words back
+    CUT_OFF = "cut-off"  # cancelled by us while streaming
+    FILTERED = "filtered"  # refused by the model or its provider
+    PAUSED = "paused"  # to continue, it needs its own output back
 
 
 class PieceKind(StrEnum):
     TEXT = "text"
     THINKING = "thinking"
     CALL = "call"
-    SERVER = "server"  # done by the provider itself: no words and no call of ours
+    SERVER = "server"  # executed by the provider: neither text nor a call of ours
 
 
 class Piece(Struct, frozen=True, kw_only=True):
-    """A stretch of a reply, in the order in which it came: the next `length` characters of its text or thinking, or
-    the next so many of its calls.
+    """A section of a reply, in order: the next `length` characters of its text or reasoning, or the
+    next `length` calls.
 
-    `seal` is what the provider wants back with it: a signature, an encrypted thought. It means nothing to another.
+    `seal` is opaque data to send back with it, such as a signature or encrypted reasoning. Only its
+    provider can use it.
     """
 
     kind: PieceKind
@@ -94,10 +97,10 @@ class Piece(Struct, frozen=True, kw_only=True):
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """What a model said in one turn, and what it asked for.
+    """What a model replied in one turn, and the calls it requested.
 
-    `pieces` are there only where order or seals matter; without them it is thinking, text, calls. A seal is good for
-    the `provider` who made it, and for no other.
+    `pieces` is set only if order or seals matter; otherwise the order is thinking, text, calls. A
+    seal is valid only for the `provider` that made it.
     """
 
     text: str
@@ -111,18 +114,20 @@ class Reply(Struct, frozen=True, kw_only=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """What a context was before `kept_from`, told in short: read first, and what it tells of is not read again."""
+    """Summary of the context before `kept_from`. It is read first; the records it covers are not
+    read again."""
 
     text: str
     kept_from: int
-    trust: Trust = Trust.PRIVATE  # of the least trusted record it tells of
+    trust: Trust = Trust.PRIVATE  # the least trust of the records it covers
 
 
 class Note(Struct, frozen=True, kw_only=True):
-    """Words of the house that the model reads like mail: the end of a cancelled run, mail that was left out.
+    """A text of the server that the model reads like a message: the end of a cancelled run, or
+    envelopes that were left out.
 
-    `call` names the stored call whose result this is, where one was performed after its turn had gone by. `whole` and
-    `attachments` are then as in a result.
+    `call` names the stored call of which this is the result, if the call was performed after its
+    turn was over. `whole` and `attachments` are then as in a result.
     """
 
     text: str
@@ -136,10 +141,10 @@ Body = Mark | UserTurn | Reply | ToolResult | Note | Summary
 
 
 class Record(NamedTuple):
-    """One line of a session's history.
+    """One record of a session's history.
 
-    A tuple, and its moment a number: thousands of them are made at once when a session is read back, and a frozen
-    dataclass would take seven times as long to make.
+    It is a tuple with a numeric timestamp because thousands are created when a session is loaded. A
+    frozen dataclass takes seven times as long to create.
     """
 
     session: SessionId
@@ -156,21 +161,22 @@ class Record(NamedTuple):
 
 
 class Unmade(Protocol):
-    """What a body can be made of."""
+    """Builds the body of a lazily decoded record."""
 
     def body(self, record: Plain) -> Body: ...
 
 
 class Plain(Record):
-    """A record that is words and nothing else, as it is read back: a turn of the user without attachments, or a reply
-    without calls, thinking and pieces. Its body is made when someone looks at it.
+    """A text-only record as loaded from the store, whose body is built on first access.
 
-    Most records are such, and thousands of them stand between a person and the first answer after a restart. To
-    everyone else it is the record that it stands for; whoever goes through a whole context asks for its words alone.
+    Such a record is a user turn without attachments, or a reply without calls, reasoning and
+    pieces. Most records are, and thousands are loaded before the first answer after a restart. It
+    behaves like the `Record` it stands for; code that processes a whole context can read only its
+    text.
     """
 
-    # In the place of the body stands an `Unmade`, and behind all fields of a record the words. A body that was made is
-    # kept in the `__dict__`, which only those have that were looked at.
+    # The body's tuple slot holds a `LazyBody`, and the text follows after all fields of `Record`. A
+    # built body is cached in `__dict__`, which exists only once the body was accessed.
 
     @property
     def words(self) -> str:
@@ -188,7 +194,7 @@ class Plain(Record):
     def __eq__(self, other: object) -> bool:
         return self is other or self.whole == (other.whole if isinstance(other, Plain) else other)
 
-    def __ne__(self, other: object) -> bool:  # a tuple has its own
+    def __ne__(self, other: object) -> bool:  # tuple defines its own
         return not self == other
 
     def __hash__(self) -> int:
@@ -216,8 +222,11 @@ _trust: Callable[[Record], Trust] = itemgetter(Record._fields.index("trust"))
 def plain_records(
     fields: Iterable[tuple[SessionId, int, RecordKind, Unmade, int, RunId | None, Trust, str]],
 ) -> Iterator[Plain]:
-    """Made of the fields of a record each, with an `Unmade` for a body, and its words. No line of Python is run for
-    each of them."""
+    """Create text records from tuples of record fields, with a `LazyBody` as the body and the text
+    last.
+
+    No Python code runs per record.
+    """
     return map(cast(Any, tuple).__new__, repeat(Plain), fields)
 
 
@@ -230,7 +239,8 @@ def words_of(records: Iterable[Plain]) -> Iterator[str]:
 
 
 def trust_of(body: Body) -> Trust:
-    """How far a body can be believed, where it says so itself. Mail is believed as far as its senders are."""
+    """Return the trust of a body that carries its own. The trust of a user turn depends on its
+    senders."""
     match body:
         case ToolResult(trust=trust) | Note(trust=trust) | Summary(trust=trust):
             return trust
@@ -241,13 +251,15 @@ def trust_of(body: Body) -> Trust:
 
 
 def bare_model(reply: Reply) -> str:
-    """What whoever sells it calls the model that replied: a reply has it by its whole name."""
+    """Return the model of a reply without its provider prefix."""
     return reply.model.removeprefix(f"{reply.provider}/")
 
 
 def believed(record: Record) -> Trust:
-    """How far a record can be believed with all that came with it: nobody labels what is in the files that someone
-    other than the owner sends."""
+    """Return the trust of a record including its attachments.
+
+    The contents of files have no trust label, so files from anyone but the owner are untrusted.
+    """
     if type(record) is Plain:
         return record.trust
     if type(record.body) is UserTurn and record.body.attachments and record.trust is not Trust.OWNER:
@@ -256,8 +268,11 @@ def believed(record: Record) -> Trust:
 
 
 def least_believed(context: Sequence[Record]) -> Trust:
-    """Of the least trusted words in a context. It is asked for every turn, and a context may have thousands: no line of
-    Python is run for each of them, unless others than the owner have spoken."""
+    """Return the least trust in a context.
+
+    It is computed every turn, and a context may have thousands of records. No Python code runs per
+    record, unless someone other than the owner has written.
+    """
     met = set(zip(map(_kind, context), map(_trust, context), strict=True))
     trusts = {trust for _, trust in met}
     if Trust.UNTRUSTED in trusts:

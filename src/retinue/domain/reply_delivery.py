@@ -1,4 +1,4 @@
-"""How what is said leaves the house: in what pieces, how fast, and what is shown until it is there."""
+"""How replies are delivered to a channel: chunking, pauses, streaming, typing indicator and reactions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from msgspec import Struct
 
 
 class ChunkMode(StrEnum):
-    """Where a text is cut: only where it is too long, or also wherever a paragraph ends."""
+    """Where a text is split: only if it is too long, or also after every paragraph."""
 
     LENGTH = "length"
     NEWLINE = "newline"
 
 
 class Break(StrEnum):
-    """What a cut is to fall between, if it can."""
+    """The preferred boundary of a streamed block."""
 
     PARAGRAPH = "paragraph"
     NEWLINE = "newline"
@@ -23,7 +23,7 @@ class Break(StrEnum):
 
 
 class Quoting(StrEnum):
-    """Which messages of an answer point to the one that they answer."""
+    """Which messages of an answer quote the message they answer."""
 
     OFF = "off"
     FIRST = "first"
@@ -31,7 +31,7 @@ class Quoting(StrEnum):
 
 
 class HumanDelay(StrEnum):
-    """How long it takes until the next message of the same answer."""
+    """The pause before the next message of the same answer."""
 
     OFF = "off"
     NATURAL = "natural"
@@ -39,28 +39,28 @@ class HumanDelay(StrEnum):
 
 
 class Stream(StrEnum):
-    """What of an answer is to be seen before all of it is there."""
+    """What is shown of an answer before it is complete."""
 
     OFF = "off"
-    BLOCKS = "blocks"  # it comes in short messages, as its parts are done
-    PREVIEW = "preview"  # one message that grows, and goes when the answer comes
+    BLOCKS = "blocks"  # short messages, sent as blocks are finished
+    PREVIEW = "preview"  # one message that is edited as it grows, and removed when the answer is sent
 
 
 class Typing(StrEnum):
-    """From when on it is shown that someone writes."""
+    """When the typing indicator starts."""
 
     NEVER = "never"
-    INSTANT = "instant"  # as soon as the run begins
-    THINKING = "thinking"  # with the first that a model thinks or says
-    MESSAGE = "message"  # with the first word of what it says
+    INSTANT = "instant"  # when the run begins
+    THINKING = "thinking"  # with the model's first reasoning or text
+    MESSAGE = "message"  # with the first text
 
 
 class AckScope(StrEnum):
-    """What is marked as seen."""
+    """Which messages get a reaction that marks them as seen."""
 
     OFF = "off"
     DIRECT = "direct"
-    GROUP_MENTIONS = "group-mentions"  # in groups, what is said to us
+    GROUP_MENTIONS = "group-mentions"  # in groups, messages addressed to the agent
     GROUP_ALL = "group-all"
     ALL = "all"
 
@@ -69,10 +69,10 @@ NATURAL_MS = (800, 2500)
 
 
 class Words(Struct, frozen=True, kw_only=True):
-    """How words leave by one door."""
+    """How replies are delivered through one connector."""
 
     chunk_mode: ChunkMode = ChunkMode.LENGTH
-    text_max: int | None = None  # None: as much as the place takes
+    text_max: int | None = None  # None: the platform's limit
     quoting: Quoting = Quoting.FIRST
     prefix: str = ""
     human_delay: HumanDelay = HumanDelay.OFF
@@ -91,7 +91,7 @@ class Words(Struct, frozen=True, kw_only=True):
 
     @property
     def delay_ms(self) -> tuple[int, int] | None:
-        """The least and the most between two messages; None for none at all."""
+        """The minimum and maximum pause between two messages; None for no pause."""
         match self.human_delay:
             case HumanDelay.OFF:
                 return None
@@ -105,5 +105,5 @@ PLAIN_WORDS = Words()
 
 
 def plain_words(_connector: str) -> Words:
-    """In a house whose settings say nothing of how answers look."""
+    """Return the built-in defaults, for an instance without such settings."""
     return PLAIN_WORDS

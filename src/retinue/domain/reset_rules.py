@@ -1,6 +1,6 @@
-"""Refreshing: when the context of a conversation begins anew by itself.
+"""Reset rules: when the context of a session is reset automatically.
 
-Its history stays, and can be read and searched; only what a model reads of it begins again.
+The history stays readable and searchable; only the model's context starts anew.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _TIME_OF_DAY = re.compile(r"([01]?[0-9]|2[0-3]):([0-5][0-9])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetRules:
-    """One voice on it: an agent's, or the house's for a connector, for a kind of conversation, or for all. What it does
-    not say, the next one may."""
+    """The reset rules of an agent, a connector, a kind of session, or the server. Unset values come
+    from the next level."""
 
-    daily_at: str | None = None  # HH:MM by the owner's clock, or `never`
-    idle_minutes: float | None = None  # after the last that was done for anyone but the clock; 0: never
-    context_tokens_max: int | None = None  # beyond this, the next run begins afresh; 0: never
+    daily_at: str | None = None  # HH:MM in the owner's zone, or `never`
+    idle_minutes: float | None = None  # since the last activity that was not scheduled; 0: never
+    context_tokens_max: int | None = None  # above this, the next run starts with a new context; 0: never
 
     def over(self, other: ResetRules) -> ResetRules:
-        """Both, where this one has the first word."""
+        """Return these rules, with unset values taken from `defaults`."""
         return ResetRules(
             daily_at=other.daily_at if self.daily_at is None else self.daily_at,
             idle_minutes=other.idle_minutes if self.idle_minutes is None else self.idle_minutes,
@@ -41,13 +41,13 @@ NO_RULES = ResetRules()
 
 
 def time_of_day(text: str) -> time | None:
-    """`4:05` or `04:05`, as a time of day; None for what is none, `never` among it."""
+    """Parse `4:05` or `04:05`; None for anything else, including `never`."""
     found = _TIME_OF_DAY.fullmatch(text)
     return time(int(found[1]), int(found[2])) if found else None
 
 
 def with_reason(reasons: str, reason: str) -> str:
-    """What was asked for several times is asked for once, for all these reasons."""
+    """Add a reason to a list, without duplicates: several requests for a reset cause one reset."""
     if not reasons or reason in reasons.split("; "):
         return reasons or reason[:BECAUSE_LENGTH_MAX]
     return f"{reasons}; {reason}"[:BECAUSE_LENGTH_MAX]

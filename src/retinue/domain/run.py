@@ -1,4 +1,4 @@
-"""Runs: an agent working through what arrived, and the steps it took."""
+"""Runs: an agent working through a batch, and the steps it took."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retinue.domain.ids import EnvelopeId, RunId, SessionId
 from retinue.domain.session import LaneKind
 from retinue.domain.tool import Call
 
-TIMED_OUT = "run.timed-out"  # the code with which a run fails that took too long
+TIMED_OUT = "run.timed-out"  # error code of a run that exceeded its time limit
 
 
 class RunStatus(StrEnum):
@@ -38,40 +38,41 @@ class Run(Struct, frozen=True, kw_only=True):
     status: RunStatus
     sender: Address
     envelopes: tuple[EnvelopeId, ...]
-    first_seq: int  # the run's first record
+    first_seq: int  # seq of the run's first record
     attempt: int
     started_at: datetime
     wake_at: datetime | None = None
     ended_at: datetime | None = None
     final_text: str | None = None
     error: str | None = None
-    lineage: Lineage | None = None  # where another run set it going
+    lineage: Lineage | None = None  # set if another run started it
 
     @property
     def root(self) -> RunId:
-        """The run with which it all began: all that came of that one is paid from one purse."""
+        """The first run of its tree. All runs of a tree share one budget."""
         return self.lineage.root if self.lineage is not None else self.id
 
     @property
     def descent(self) -> Lineage:
-        """Its lineage, also where it begins with this very run."""
+        """The lineage; for a root run, a lineage that starts with itself."""
         return self.lineage or Lineage(root=self.id, behalf=self.sender, agents=(self.agent,))
 
 
 class RunRequest(Struct, frozen=True, kw_only=True):
-    """What a sender asks of the run over its envelope, beyond an answer. What is left out is as the agent has it."""
+    """Options of a sender for the run that processes its envelope. Unset options come from the
+    agent."""
 
-    model: str | None = None  # a reference, or what `provider` calls it
+    model: str | None = None  # a model reference, or the provider's name for it
     provider: str | None = None
     lane: LaneKind | None = None
     workspace: str | None = None
     extra_system_prompt: str = ""
-    compact: str | None = None  # nothing but to compact the context, minding these words
+    compact: str | None = None  # only compact the context, with these instructions
     effort: str | None = None
-    seconds_max: float | None = None  # of the run; it can only be less than its agent has
+    seconds_max: float | None = None  # time limit of the run; it can only lower the agent's limit
     manner: Manner = PLAIN
-    skill: str = ""  # one that its words call for, told in full
-    call: Call | None = None  # nothing but to make this call: what comes of it is the answer
+    skill: str = ""  # a skill that the text asks for, included in full
+    call: Call | None = None  # only perform this call; its result is the answer
 
     @property
     def reference(self) -> str | None:
@@ -89,20 +90,20 @@ class StepKind(StrEnum):
 
 
 class StepState(StrEnum):
-    OPEN = "open"  # the intent is written; the effect may or may not have happened
+    OPEN = "open"  # the intent is written; the effect is unknown
     CLOSED = "closed"
     INTERRUPTED = "interrupted"
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One recorded act within a turn: written down before it is done, closed with what came of it."""
+    """One journaled act within a turn: written before it is performed, and closed with its result."""
 
     run: RunId
     turn: int
-    index: int  # 0 is the model's reply, 1.. are the calls it asked for, -1.. are summaries that were needed first
+    index: int  # 0: the model's reply; 1 and up: its calls; -1 and down: summaries made before it
     kind: StepKind
     hash: str
     attempt: int = 1
     state: StepState = StepState.OPEN
     call: Call | None = None
-    because: str = ""  # why the call is allowed: for the audit, which keeps it
+    because: str = ""  # why the call is allowed; kept by the audit log

@@ -1,4 +1,4 @@
-"""What can be chosen of how commands are confined: by the house, and more strictly by an agent."""
+"""Choices of how commands are confined: set for the server, and possibly stricter for an agent."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from enum import StrEnum
 
 
 class SandboxMode(StrEnum):
-    """Whose commands are confined."""
+    """Which sessions' commands are confined."""
 
     OFF = "off"
-    NON_MAIN = "non-main"  # of every session but those in which the owner sits at a terminal or a page
+    NON_MAIN = "non-main"  # all sessions except those of the owner in a terminal or the web app
     ALL = "all"
 
 
 class Scope(StrEnum):
-    """Who shares one container. In bubblewrap nobody shares anything: each command has its own."""
+    """What shares one container. With bubblewrap nothing is shared: each command has its own
+    sandbox."""
 
     SESSION = "session"
     AGENT = "agent"
@@ -22,7 +23,7 @@ class Scope(StrEnum):
 
 
 class WorkspaceAccess(StrEnum):
-    """What a sandboxed command has of the agent's workspace."""
+    """How a sandboxed command can access the agent's workspace."""
 
     WRITE = "rw"
     READ = "ro"
@@ -30,7 +31,7 @@ class WorkspaceAccess(StrEnum):
 
 
 class SessionsSeen(StrEnum):
-    """Of which sessions the tools of a sandboxed session tell."""
+    """Which sessions the tools of a sandboxed session can see."""
 
     SPAWNED = "spawned"
     ALL = "all"

@@ -1,7 +1,7 @@
-"""Schedules: when an envelope is to be sent, and what became of each time it was.
+"""Schedules: when an envelope is sent, and the result of each occurrence.
 
-A schedule that is enabled has exactly one occurrence ahead of it, or under way. Its time is called a slot, and how a
-slot ended is kept: it ran, it failed, or it was skipped because of something that can be told.
+An enabled schedule has exactly one occurrence that is pending or running. The end of each
+occurrence is recorded: it ran, it failed, or it was skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ GATE_TIMEOUT_MS_MIN, GATE_TIMEOUT_MS, GATE_TIMEOUT_MS_MAX = 100, 30_000, 300_000
 GATE_DOMAINS_MAX = 50
 GATE_VARIABLES_MAX = 50
 GATE_PERMISSIONS_MAX = 50
-WAKE_UPS_MAX = 25  # that wait, of one session
-REMINDERS_MAX = 25  # that wait, for one person
+WAKE_UPS_MAX = 25  # pending, per session
+REMINDERS_MAX = 25  # pending, per person
 REMINDER_BYTES_MAX = 2_000
-SCHEDULES_MAX = 10_000  # in a house
-OWN_SCHEDULES_MAX = 100  # that one agent may have
-HISTORY_MAX = 500  # slots that are kept of one schedule
-SKIPS_COUNTED_MAX = 1_000  # beyond this, slots that went by are not counted one by one
-LATE_S_MAX = 60  # later than this, a slot was missed: the house was closed, or asleep, at its time
+SCHEDULES_MAX = 10_000  # per instance
+OWN_SCHEDULES_MAX = 100  # per agent
+HISTORY_MAX = 500  # occurrences kept per schedule
+SKIPS_COUNTED_MAX = 1_000  # more skipped occurrences than this are not counted
+LATE_S_MAX = 60  # later than this, an occurrence counts as missed: the server was down or asleep
 
 
 class Once(Struct, frozen=True, tag="once"):
@@ -52,7 +52,7 @@ class Once(Struct, frozen=True, tag="once"):
 
 
 class Every(Struct, frozen=True, tag="every"):
-    """Steps of so many seconds from `start` on, whatever the clock on the wall does meanwhile."""
+    """A fixed interval from `start` on, unaffected by clock changes."""
 
     seconds: int
     start: datetime
@@ -73,28 +73,29 @@ When = Once | Every | Cron
 
 class Kind(StrEnum):
     SCHEDULE = "schedule"
-    WAKE_UP = "wake-up"  # a word to a session, by whoever works in it
-    REMINDER = "reminder"  # a word to a person: no agent has a turn over it
-    HEARTBEAT = "heartbeat"  # an agent looks by itself whether something needs attention
+    WAKE_UP = "wake-up"  # a message to a session, set by its own agent
+    REMINDER = "reminder"  # a message to a person; no agent takes a turn
+    HEARTBEAT = "heartbeat"  # a periodic check-in of an agent
 
 
 class Place(StrEnum):
-    """In which conversation an agent works on it."""
+    """In which session the agent works on it."""
 
-    FRESH = "fresh"  # one of its own, whose context begins anew each time
-    OWN = "own"  # one of its own, which remembers the times before
-    MAIN = "main"  # the one that the owner last had with the agent
+    FRESH = "fresh"  # a dedicated session, reset before each occurrence
+    OWN = "own"  # a dedicated session that keeps its history
+    MAIN = "main"  # the owner's most recent session with the agent
 
 
 class Missed(StrEnum):
-    """What becomes of a slot at which the house was closed, or asleep."""
+    """What happens to an occurrence at which the server was down or asleep."""
 
     SKIP = "skip"
     RUN = "run"  # one run, however many were missed
 
 
 class Gate(Struct, frozen=True, kw_only=True):
-    """A command that decides whether a slot runs, before a token is spent. Exit 0 runs it, anything else does not."""
+    """A command that decides whether an occurrence runs, before a token is spent. Exit code 0 means
+    yes."""
 
     command: str
     cwd: str = ""
@@ -105,17 +106,17 @@ class Gate(Struct, frozen=True, kw_only=True):
 
 
 class GateSaid(Struct, frozen=True, kw_only=True):
-    """What a gate came to. Where it is not open, `because` is told in the schedule's history."""
+    """The result of a gate. If it is closed, `because` is shown in the schedule's history."""
 
     open: bool
     because: str = ""
     output: str = ""
     trust: Trust = Trust.UNTRUSTED
-    text: str | None = None  # instead of the schedule's own: what a heartbeat came to find
+    text: str | None = None  # replaces the schedule's text: the prompt of a heartbeat
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
-    """What someone has set. What the clock makes of it is a `Standing`."""
+    """The definition of a schedule. Its current state is a `ScheduleStatus`."""
 
     id: ScheduleId
     name: str
@@ -125,18 +126,18 @@ class Schedule(Struct, frozen=True, kw_only=True):
     kind: Kind = Kind.SCHEDULE
     text: str = ""
     description: str = ""
-    zone: str | None = None  # None: the owner's, wherever they are
+    zone: str | None = None  # None: the owner's current zone
     place: Place = Place.FRESH
-    deliver: str = ""  # where the answer goes: an address, `none`; empty where whoever listens is told
-    missed: Missed | None = None  # None: skipped, and for what comes only once, run late
+    deliver: str = ""  # where the answer goes: an address or `none`; empty: where the owner last wrote
+    missed: Missed | None = None  # None: skipped, except that a one-time schedule runs late
     delete_after_run: bool = False
     gate: Gate | None = None
-    heartbeat: Heartbeat | None = None  # of that kind alone
+    heartbeat: Heartbeat | None = None  # only for the kind `heartbeat`
     model: str | None = None
-    title: str = ""  # of its own conversation
-    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of its own conversation
+    title: str = ""  # of the dedicated session
+    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the dedicated session
     trust: Trust = Trust.PRIVATE
-    source: str = "api"  # by which road it became what it is: api, agent, file, settings
+    source: str = "api"  # who defined it: api, agent, file or settings
 
     @property
     def runs_late(self) -> bool:
@@ -146,11 +147,11 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """Where a schedule stands: whether the clock minds it, and the occurrence that it waits for or works on."""
+    """The current state of a schedule: whether it is enabled, and its pending or running occurrence."""
 
     enabled: bool
-    because: str = ""  # why it is not enabled
-    zone: str  # by which it goes now: its own, or the owner's
+    because: str = ""  # why it is disabled
+    zone: str  # the zone in effect: its own, or the owner's
     slot_at: datetime | None = None
     envelope: EnvelopeId | None = None
     last_run_at: datetime | None = None
@@ -160,8 +161,8 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 class SlotState(StrEnum):
-    WAITING = "waiting"  # its time has not come, or its gate has not spoken
-    WORKING = "working"  # its envelope is out
+    WAITING = "waiting"  # not due yet, or its gate is still running
+    WORKING = "working"  # its envelope was sent
     RAN = "ran"
     FAILED = "failed"
     SKIPPED = "skipped"
@@ -172,18 +173,19 @@ class SlotState(StrEnum):
 
 
 class By(StrEnum):
-    """Who made an occurrence."""
+    """What started an occurrence."""
 
     CLOCK = "clock"
     HAND = "hand"
-    FORCE = "force"  # by hand: beside one that is at work, and past its gate
+    FORCE = "force"  # manually, even while another occurrence runs, and without its gate
 
 
 class Slot(Struct, frozen=True, kw_only=True):
-    """One time that a schedule came, or would have. `until` is set where it stands for all before that moment."""
+    """One occurrence of a schedule. If `until` is set, it stands for all occurrences before that
+    time."""
 
     schedule: ScheduleId
-    seq: int = 0  # given when it is written down
+    seq: int = 0  # assigned when it is stored
     by: By
     at: datetime
     state: SlotState
@@ -199,7 +201,8 @@ class Slot(Struct, frozen=True, kw_only=True):
 
 
 def next_after(when: When, moment: datetime, zone: ZoneInfo) -> datetime | None:
-    """The first slot strictly after a moment, aware and UTC, in whole milliseconds. None where there is none."""
+    """Return the first occurrence strictly after `moment`: aware, UTC, in whole milliseconds. None
+    if there is none."""
     match when:
         case Once(at):
             return _kept_as(at) if _kept_as(at) > moment else None
@@ -210,7 +213,8 @@ def next_after(when: When, moment: datetime, zone: ZoneInfo) -> datetime | None:
 
 
 def _kept_as(moment: datetime) -> datetime:
-    """As slots are kept: one that came a fraction of a millisecond later than it is kept would come again."""
+    """Round to the stored precision. An occurrence that is later than its stored time by less than
+    that would repeat."""
     return from_ms(to_ms(moment))
 
 
@@ -221,7 +225,7 @@ def _step_after(seconds: int, start: datetime, moment: datetime) -> datetime | N
     steps = (to_ms(moment) - to_ms(start)) // step_ms + 1
     try:
         found = from_ms(to_ms(start) + steps * step_ms)
-    except Invalid:  # the calendar ends with the year 9999
+    except Invalid:  # datetime ends with the year 9999
         return None
     return found if found.year <= YEAR_MAX else None
 
@@ -234,7 +238,8 @@ def next_times(when: When, moment: datetime, zone: ZoneInfo, *, count: int) -> l
 
 
 def count_between(when: When, first: datetime, until: datetime, zone: ZoneInfo) -> int | None:
-    """How many slots there are from `first`, which is one, to before `until`. None: too many to count."""
+    """Count the occurrences from `first`, which is one, up to but not including `until`. None: too
+    many to count."""
     if isinstance(when, Every):
         return -((to_ms(first) - to_ms(until)) // (when.seconds * 1000))
     later = cron.following(when.expression, first, zone) if isinstance(when, Cron) else ()
@@ -243,7 +248,7 @@ def count_between(when: When, first: datetime, until: datetime, zone: ZoneInfo) 
 
 
 def in_words(when: When, zone: ZoneInfo) -> str:
-    """When it comes, for someone who does not read cron."""
+    """Describe in English when it occurs."""
     match when:
         case Once(at):
             return f"Once, at {show(at, zone)}"
@@ -257,7 +262,7 @@ _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
 
 def spell_out(seconds: int) -> str:
-    """`1 hour 30 minutes`; a single one of its unit alone is just its name."""
+    """Format a duration: `1 hour 30 minutes`. A single unit is only its name: `hour`."""
     parts: list[tuple[int, str]] = []
     for unit, size in _UNITS:
         amount, seconds = divmod(seconds, size)
@@ -269,7 +274,7 @@ def spell_out(seconds: int) -> str:
 
 
 def shortest_step(when: When, moment: datetime, zone: ZoneInfo, *, looked_at: int = 10) -> timedelta | None:
-    """The least time between its next few slots; None for what comes once."""
+    """Return the shortest interval between its next few occurrences; None if it occurs once."""
     times = next_times(when, moment, zone, count=looked_at)
     return min((later - earlier for earlier, later in pairwise(times)), default=None)
 
@@ -278,7 +283,8 @@ def shortest_step(when: When, moment: datetime, zone: ZoneInfo, *, looked_at: in
 
 
 def check(schedule: Schedule, *, now: datetime, zone: ZoneInfo) -> None:
-    """Refuse what could never be kept or come, and say what is wrong with it. `zone` is the one it goes by."""
+    """Raise Invalid or TooLarge if a schedule cannot be stored or would never occur. `zone` is the
+    zone in effect."""
     _check_words(schedule)
     when = schedule.when
     if isinstance(when, Cron):

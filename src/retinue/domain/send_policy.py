@@ -1,4 +1,4 @@
-"""Sending: rules on whether what an agent says in a conversation leaves the house."""
+"""Send policy: rules that decide whether an agent's replies are sent to a channel."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class SendAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRule:
-    """Fits where all that it names does. What it does not name fits everywhere."""
+    """A rule that applies if all its set conditions match. An unset condition matches everything."""
 
     action: SendAction = SendAction.DENY
-    channel: str | None = None  # the connector by which it would leave
+    channel: str | None = None  # the connector
     chat_type: ChatType | None = None
-    key_prefix: str | None = None  # how the key of the conversation begins
+    key_prefix: str | None = None  # prefix of the session key

@@ -35,11 +35,11 @@ class OriginKind(StrEnum):
     SCHEDULE = "schedule"
     HEARTBEAT = "heartbeat"
     SUBAGENT = "subagent"
-    BACKGROUND = "background"  # one job, for nobody in particular
+    BACKGROUND = "background"  # one background job
 
     @property
     def foreground(self) -> bool:
-        """Whether a person sits behind it."""
+        """Whether a person uses this session directly."""
         return self in (OriginKind.CHAT, OriginKind.WEB, OriginKind.TERMINAL)
 
 
@@ -67,7 +67,7 @@ def lane_kind(origin: OriginKind) -> LaneKind:
 
 
 class Origin(Struct, frozen=True):
-    """What a session belongs to. An agent has at most one session for each."""
+    """What a session belongs to. An agent has at most one session per origin."""
 
     kind: OriginKind
     key: str
@@ -75,11 +75,11 @@ class Origin(Struct, frozen=True):
 
     @property
     def channel(self) -> str:
-        """CONNECTOR:ROOM, where it belongs to a chat; empty elsewhere."""
+        """`CONNECTOR:CHANNEL` if it belongs to a chat; empty otherwise."""
         return self.key.removeprefix("channel:") if self.kind is OriginKind.CHAT else ""
 
     def belongs_to(self, address: str) -> bool:
-        """Whether this is a person's own: opened by them, from a terminal or a page."""
+        """Whether a person opened it, from a terminal or the web app."""
         own = self.key == address or self.key.startswith(f"{address}/")
         return own and self.kind in (OriginKind.TERMINAL, OriginKind.WEB)
 
@@ -93,10 +93,10 @@ class QueueMode(StrEnum):
 
 
 class WhenBusy(StrEnum):
-    """What a sender wants of one envelope should it find a run active, whatever the queue's mode is."""
+    """What a sender wants for one envelope if a run is active. It overrides the queue mode."""
 
-    STEER = "steer"  # be read by that run, at its next turn
-    COLLECT = "collect"  # wait for its end
+    STEER = "steer"  # read by that run, at its next turn
+    COLLECT = "collect"  # wait until the run ends
 
 
 class Overflow(StrEnum):
@@ -107,9 +107,9 @@ class Overflow(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePolicy:
-    """What happens to mail that arrives while a run is active, and when too much of it waits.
+    """What happens to envelopes that arrive while a run is active, and when too many wait.
 
-    `debounce_s`: what waited is taken up once nothing more has come for so long.
+    `debounce_s`: waiting envelopes are claimed once none has arrived for this long.
     """
 
     mode: QueueMode = QueueMode.COLLECT
@@ -119,7 +119,7 @@ class QueuePolicy:
 
 
 class QueueOverride(Struct, frozen=True, kw_only=True):
-    """A session's own word on its queue; None leaves the agent's."""
+    """A session's own queue settings; None means the agent's."""
 
     mode: QueueMode | None = None
     cap: int | None = None
@@ -127,6 +127,7 @@ class QueueOverride(Struct, frozen=True, kw_only=True):
     debounce_s: float | None = None
 
     def over(self, policy: QueuePolicy) -> QueuePolicy:
+        """Return `policy` with these overrides."""
         return QueuePolicy(
             mode=self.mode or policy.mode,
             cap=policy.cap if self.cap is None else self.cap,
@@ -136,10 +137,11 @@ class QueueOverride(Struct, frozen=True, kw_only=True):
 
 
 class Mind(Struct, frozen=True, kw_only=True):
-    """A session's own word on what it thinks with, and in what manner it shows that; None leaves the agent's.
+    """A session's own model and display options; None means the agent's.
 
-    `credential` is the one that last served, kept for its provider's cache, or the one that a person chose (`pinned`),
-    which is never exchanged for another. `send`: whether what it says goes out to channels; None: as the rules have it.
+    `credential` is the one used last, kept for the provider's cache. If a person chose it
+    (`pinned`), it is never replaced. `send`: whether replies are sent to channels; None means as
+    the send policy decides.
     """
 
     model: str | None = None
@@ -151,7 +153,7 @@ class Mind(Struct, frozen=True, kw_only=True):
 
 
 class Wakefulness(StrEnum):
-    """Stored, so that a start loads only the sessions that have something to do."""
+    """Stored, so that startup loads only sessions with something to do."""
 
     ACTIVE = "active"
     SLEEPING = "sleeping"
@@ -166,7 +168,7 @@ class Session(Struct, frozen=True, kw_only=True):
     queue: QueueOverride
     epoch: int
     record_seq: int
-    context_from: int  # seq at which the context begins: a start, a reset, or what the newest summary has kept
+    context_from: int  # seq at which the context begins: a start, a reset, or the first record after a summary
     revision: int
     created_at: datetime
     updated_at: datetime
@@ -174,17 +176,17 @@ class Session(Struct, frozen=True, kw_only=True):
     pinned_at: datetime | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     mind: Mind = Mind()
-    compactions: int = 0  # in this context, and forgotten with it
+    compactions: int = 0  # in the current context
     deleted_at: datetime | None = None
-    archived_at: datetime | None = None  # put away: in no list that does not ask for it, and back with its next mail
-    began_ms: int = 0  # when this context began: with the session, or with its last reset
-    active_ms: int = 0  # when a run for anyone but the clock last began or ended: see policy/refreshing
-    refresh: str | None = None  # why the next run begins afresh, where that was asked for
-    chat_type: ChatType | None = None  # of a chat, where its door has said so
+    archived_at: datetime | None = None  # archived: listed only on request, and restored by its next envelope
+    began_ms: int = 0  # when the current context began: with the session or its last reset
+    active_ms: int = 0  # start or end of the last run that was not scheduled: see policy/limits/reset_policy
+    refresh: str | None = None  # why the next run starts with a new context, if that was requested
+    chat_type: ChatType | None = None  # of a chat, if its connector reports it
 
 
 def valid_session_name(name: str) -> str:
-    """A name as it is kept: on one line, without blanks at its ends."""
+    """Return a session name stripped to one line, or raise Invalid."""
     name = name.strip()
     if not 0 < len(name) <= NAME_LENGTH_MAX or not name.isprintable() or not is_storable(name):
         raise Invalid(
@@ -197,7 +199,7 @@ def valid_session_name(name: str) -> str:
 
 
 def patched(attributes: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes after a patch: objects merge into each other, null deletes, all else is replaced."""
+    """Apply a patch to attributes: objects are merged, null deletes, anything else is replaced."""
     merged = _merged(attributes, patch, depth=1)
     core = merged.get("core")
     folder = cast(dict[str, Any], core).get("workingDir") if isinstance(core, dict) else None

@@ -1,10 +1,11 @@
-"""Keys by which conversations are told apart: who writes, where, to which agent. Lower case, and read back as written.
+"""Session keys: identify a conversation by agent, platform and sender. Lower case; parsing and
+formatting are inverse.
 
-    agent:ada:main                             everyone who writes to ada in person, by the scope `main`
-    agent:ada:direct:maria                     one person, wherever they write from
-    agent:ada:telegram:direct:42               one person in one service
-    agent:ada:telegram:work:direct:42          one person at one account of ours there
-    agent:ada:telegram:group:-100              a group; a `channel` likewise, with :topic:N or :thread:ID behind it
+    agent:ada:main                             all direct messages to ada, with the scope `main`
+    agent:ada:direct:maria                     one person, on any platform
+    agent:ada:telegram:direct:42               one person on one platform
+    agent:ada:telegram:work:direct:42          one person at one of our accounts there
+    agent:ada:telegram:group:-100              a group; a `channel` likewise, optionally with :topic:N or :thread:ID
     agent:ada:cron:JOB, agent:ada:cron:JOB:run:ID
     agent:ada:subagent:ID
     hook:ID, hook:NAME:ID
@@ -27,7 +28,7 @@ MAIN = "main"
 
 
 class DmScope(StrEnum):
-    """What those who write in person share a session with."""
+    """Which direct messages share a session."""
 
     MAIN = "main"
     PER_PEER = "per-peer"
@@ -46,22 +47,23 @@ class KeyKind(StrEnum):
 
 
 class ChatType(StrEnum):
-    """Who is in a chat."""
+    """Who takes part in a chat."""
 
-    DIRECT = "direct"  # one person
+    DIRECT = "direct"
     GROUP = "group"
-    THREAD = "thread"  # a topic or a thread within a group
+    THREAD = "thread"  # a topic or thread within a group
 
 
 ROOMS = (KeyKind.GROUP, KeyKind.CHANNEL)
-_OLDER = {"dm": KeyKind.DIRECT}  # how keys were once written
+_OLDER = {"dm": KeyKind.DIRECT}  # legacy spelling
 _RESERVED = frozenset({*KeyKind, *_OLDER})
 
 
 class SessionKey(Struct, frozen=True, kw_only=True):
-    """A key in its parts. `id` is that of the peer, the room, the job, the subagent or the hook.
+    """A parsed session key. `id` is the id of the peer, group, job, subagent or hook.
 
-    `channel` is the service, such as `telegram`, and `account` which of our accounts there. `run` is one run of a job.
+    `platform` is, for example, `telegram`; `account` is one of our accounts there. `run` is one run
+    of a job.
     """
 
     kind: KeyKind
@@ -75,7 +77,7 @@ class SessionKey(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         if self.kind is KeyKind.HOOK:
-            parts = [KeyKind.HOOK, self.channel, self.id]  # a hook's name stands where others have their service
+            parts = [KeyKind.HOOK, self.channel, self.id]  # a hook's name takes the place of the platform
         else:
             parts = [AGENT, self.agent, self.channel, self.account, self.kind, self.id]
         for name, value in (("topic", self.topic), ("thread", self.thread), ("run", self.run)):
@@ -92,10 +94,10 @@ def direct(
     peer: str,
     links: Mapping[str, Sequence[str]] | None = None,
 ) -> SessionKey:
-    """The session of someone who writes to an agent in person.
+    """Return the session key of a direct message to an agent.
 
-    `links` says for a name who is that person in which service, as `CHANNEL:ID`: the name then stands for the id,
-    and by the scope `per-peer` they are one person wherever they write from.
+    `links` maps a name to that person's platform ids, as `CHANNEL:ID`. The name then replaces the
+    id, so with the scope `per-peer` they are one person on every platform.
     """
     agent = agent.casefold()
     if scope is DmScope.MAIN:
@@ -112,7 +114,7 @@ def direct(
 def room(
     agent: str, *, channel: str, id: str, kind: KeyKind = KeyKind.GROUP, topic: str = "", thread: str = ""
 ) -> SessionKey:
-    """A place where several speak, and a topic or a thread within it."""
+    """Return the session key of a group or channel, or of a topic or thread within it."""
     assert kind in ROOMS
     return SessionKey(
         kind=kind,
@@ -125,7 +127,7 @@ def room(
 
 
 def cron(agent: str, job: str, *, run: str = "") -> SessionKey:
-    """A job's own session; with `run`, one that only this run has."""
+    """Return the session key of a job; with `run`, of one run of it."""
     return SessionKey(kind=KeyKind.CRON, agent=agent.casefold(), id=_filled(job).casefold(), run=run.casefold())
 
 
@@ -138,8 +140,8 @@ def hook(id: str, *, name: str = "") -> SessionKey:
 
 
 def connectors_of(key: str) -> tuple[str, ...]:
-    """By what names the connector of a chat goes, from the key of its session: the account, then the service. None
-    where a key names neither."""
+    """Return the possible connector names of a session key: the account, then the platform. Empty
+    if it names neither."""
     if key.startswith("channel:"):
         return (key.split(":", 2)[1],)
     try:
@@ -150,7 +152,7 @@ def connectors_of(key: str) -> tuple[str, ...]:
 
 
 def parse(text: str) -> SessionKey:
-    """The parts of a key, in whatever case it is written. What is no key of these forms is refused."""
+    """Parse a session key in any case. Raises Invalid if it has none of these forms."""
     parts = [_read(part) for part in text.casefold().split(":")]
     if any(not part for part in parts):
         raise _refused(text, "a part of it is empty")
@@ -174,7 +176,8 @@ def parse(text: str) -> SessionKey:
 
 
 def _conversation(text: str, agent: str, parts: list[str]) -> SessionKey:
-    """[CHANNEL[:ACCOUNT]:]KIND:ID, and a topic or a thread. An account may be called like a kind."""
+    """Parse `[CHANNEL[:ACCOUNT]:]KIND:ID` with an optional topic or thread. An account may be named
+    like a kind."""
     for at, part in enumerate(parts[:3]):
         kind, below = _kind(part), parts[at + 2 :]
         if kind is None or len(parts) < at + 2 or (kind in ROOMS and at != 1):

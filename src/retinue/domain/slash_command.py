@@ -1,7 +1,8 @@
-"""Commands: mail to the house itself, written in a conversation with a slash before it. No model reads them.
+"""Slash commands: messages to the server itself, written in a conversation. No model reads them.
 
-A command is a whole message. A directive may also stand in the middle of one: then it holds for that message alone, and
-whoever reads the message does not see it. So may a shortcut, which the house answers on the side.
+A command is a whole message. A directive may also stand within a message: it then applies to that
+message only, and is removed before the agent reads it. A shortcut may too; the server answers it
+separately.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from retinue.domain.trust import Trust
 
 COMMAND_LENGTH_MAX = 32
 LINE_LENGTH_MAX = 100
-INLINE_MAX = 8  # in one message; what stands behind them is words
-ENTITLED = frozenset({Trust.OWNER, Trust.PERSON})  # whose commands are carried out
+INLINE_MAX = 8  # per message; any further ones are plain text
+ENTITLED = frozenset({Trust.OWNER, Trust.PERSON})  # trust levels whose commands are executed
 
 
 class CommandName(StrEnum):
@@ -87,7 +88,7 @@ OTHER_NAMES = {"commands": CommandName.HELP, "id": CommandName.WHOAMI}
 BY_WORD = {**{name.value: name for name in CommandName}, **OTHER_NAMES}
 
 SHORTCUTS = frozenset({CommandName.HELP, CommandName.STATUS, CommandName.WHOAMI})
-DEFAULT = "default"  # undoes what a conversation has chosen
+DEFAULT = "default"  # clears the session's own choice
 EFFORT_WORDS = {"off": "none", "minimal": "low", **{effort: effort for effort in EFFORTS}}
 """What is written for an effort, and which it is."""
 QUEUE_MODES = {"queue": QueueMode.STEER, "steer+backlog": QueueMode.STEER_BACKLOG, **{m.value: m for m in QueueMode}}
@@ -102,7 +103,7 @@ DIRECTIVES = frozenset({*_LEVELS, CommandName.MODEL, CommandName.QUEUE})
 
 _BETWEEN_WORDS = " \t\r\n.,;:!?…"
 ABORT_WORDS = frozenset({"stop", "esc", "abort", "wait", "exit", "interrupt"})
-_ABORT_LENGTH_MAX = 16  # with what may stand around such a word
+_ABORT_LENGTH_MAX = 16  # including surrounding whitespace and punctuation
 _NUMBER = re.compile(r"\s{0,8}([1-9])[.)]?\s{0,8}")
 
 _WHOLE = re.compile(r"/([^\W\d_]\w*)(:?)(?=\s|\Z)")
@@ -111,7 +112,7 @@ _NOTHING_MORE = re.compile(r"\s*\Z")
 _REFERENCE = re.compile(r"\s*(\S+)")
 _QUEUE_WORD = re.compile(r"\s*((?:debounce|cap|drop):\S+|[A-Za-z+-]+)(?=\s|\Z)")
 _INLINE_WORDS = "|".join(sorted(word for word, name in BY_WORD.items() if name in SHORTCUTS | DIRECTIVES))
-# What stands in backticks, or in a line behind a `>`, is quoted, and no command: it may be anybody's.
+# Text in backticks, or in a line after `>`, is quoted and may be anyone's, so it is no command.
 _INLINE = re.compile(
     rf"```.*?(?:```|\Z)|`[^`\n]*`|^[ \t]*>[^\n]*|(?<!\S)/({_INLINE_WORDS}):?(?=\s|\Z)",
     re.DOTALL | re.IGNORECASE | re.MULTILINE,
@@ -119,9 +120,10 @@ _INLINE = re.compile(
 
 
 class Command(Struct, frozen=True):
-    """`name` is None for a word that is no command of ours; `word` is what was written, without its slash.
+    """One command. `name` is None for an unknown command; `word` is what was written, without the
+    slash.
 
-    `raw` is all of it, as it stood in the message. `bare`: a word without a slash, which means something only where
+    `raw` is the original text. `is_bare`: a word without a slash, which is a command only while
     something runs.
     """
 
@@ -133,7 +135,8 @@ class Command(Struct, frozen=True):
 
 
 class Asked(Struct, frozen=True):
-    """What a message asks of the house, in the order of its words. `begins`: it begins with a slash."""
+    """The commands and plain text of a message, in order. `has_leading_slash`: the message begins
+    with a slash."""
 
     pieces: tuple[str | Command, ...]
     begins: bool = True
@@ -144,11 +147,11 @@ class Asked(Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is left for the agent to read: no more than what stands between words."""
+        """Whether nothing is left for the agent to read except whitespace and punctuation."""
         return all(isinstance(piece, Command) or not piece.strip(_BETWEEN_WORDS) for piece in self.pieces)
 
     def without(self, taken: Iterable[Command]) -> str:
-        """The words that are left when these are taken out. The gap closes."""
+        """Return the text without these commands. Surrounding whitespace is collapsed."""
         out = list(taken)
         text, gap = "", False
         for piece in self.pieces:
@@ -169,8 +172,10 @@ def _closed(before: str, after: str) -> str:
 
 
 class SkillCommand(Struct, frozen=True, kw_only=True):
-    """A skill that people can call for by a command of its own. With a `tool`, its words go straight to that tool, as
-    its `argument`, and no model is asked."""
+    """A skill that has its own slash command.
+
+    With a `tool`, the text goes directly to that tool as its `argument`, and no model is called.
+    """
 
     name: str
     skill: str
@@ -180,15 +185,16 @@ class SkillCommand(Struct, frozen=True, kw_only=True):
 
     @property
     def line(self) -> str:
-        """What it is for, where it is one line of many."""
+        """The description, shortened for a list."""
         said = self.description
         return said if len(said) <= LINE_LENGTH_MAX else f"{said[: LINE_LENGTH_MAX - 1]}…"
 
 
 def read(text: str) -> Asked | None:
-    """What a text asks of the house; None where it is plain mail. `//words` is plain mail that begins with a slash.
+    """Parse the commands in a text; None if it is a plain message. `//text` is a plain message that
+    begins with a slash.
 
-    A path (`/etc/hosts`) is plain mail too: a command is one word.
+    A path (`/etc/hosts`) is plain text too: a command is one word.
     """
     if "/" not in text:
         return _read_bare(text)
@@ -215,13 +221,15 @@ def _read_bare(text: str) -> Asked | None:
 
 
 def read_number(text: str) -> Asked | None:
-    """One digit alone: in a room where a question stands that offers numbers it is an answer, and elsewhere a word."""
+    """Parse a single digit. It is an answer in a channel with a numbered question, and plain text
+    elsewhere."""
     found = _NUMBER.fullmatch(text) if len(text) <= _ABORT_LENGTH_MAX else None
     return Asked((Command(CommandName.APPROVE, found[1], raw=text, bare=True),), begins=False) if found else None
 
 
 def _inline(text: str, at: int = 0, *, room: int = INLINE_MAX) -> Iterator[str | Command]:
-    """Words, and what stands among them that is for the house. A directive without a word that fits it is words."""
+    """Yield the plain text and the commands within it. A directive without a valid value is plain
+    text."""
     for found in _INLINE.finditer(text, at):
         if found[1] is None or found.start() < at:
             continue
@@ -242,7 +250,7 @@ def _inline(text: str, at: int = 0, *, room: int = INLINE_MAX) -> Iterator[str |
 
 
 def _take(name: CommandName | None, text: str, at: int) -> tuple[str, int] | None:
-    """What belongs to a directive of the words behind it, and where that ends; None where they do not fit it."""
+    """Return the arguments that follow a directive and where they end; None if they do not fit it."""
     if _NOTHING_MORE.match(text, at):
         return "", len(text)
     if name is CommandName.QUEUE:
@@ -265,12 +273,12 @@ def _take_queue(text: str, at: int) -> tuple[str, int] | None:
 
 
 def directs(command: Command) -> bool:
-    """Whether it says something that can hold for one message."""
+    """Whether the command can apply to a single message."""
     return command.name in DIRECTIVES and bool(command.rest) and _take(command.name, command.rest, 0) is not None
 
 
 def unescaped(text: str) -> str:
-    """`//words` as the agent reads it."""
+    """Return `//text` as the agent reads it."""
     return text[1:] if text.startswith("//") else text
 
 
@@ -281,8 +289,8 @@ def help_lines(skills: Sequence[SkillCommand] = ()) -> list[str]:
 
 
 def unknown(word: str, skills: Sequence[SkillCommand] = ()) -> str:
-    """An answer to a command that is none: never silence."""
-    from difflib import get_close_matches  # only when something was mistyped
+    """Return the answer to an unknown command. It never goes unanswered."""
+    from difflib import get_close_matches  # imported only for a mistyped command
 
     near = get_close_matches(word, [*BY_WORD, *(each.name for each in skills)], n=1)
     hint = f" Did you mean /{near[0]}?" if near else ""

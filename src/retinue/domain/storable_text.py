@@ -1,4 +1,4 @@
-"""Text that every store can keep: no NUL, no lone surrogate."""
+"""Text that every database can store: no NUL, no lone surrogate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def is_storable(text: str) -> bool:
 
 
 def unstorable(what: str) -> Invalid:
-    """For words whose sender can be told."""
+    """Return the error for text whose sender can correct it."""
     return Invalid(
         f"{what} holds characters that are no text",
         because="NUL bytes and lone surrogates cannot be stored on every database",
@@ -24,19 +24,20 @@ def unstorable(what: str) -> Invalid:
 
 
 def storable(text: str) -> str:
-    """For words we cannot send back to be corrected: what no store can keep is shown as U+FFFD."""
+    """Replace unstorable characters with U+FFFD, for text whose sender cannot correct it."""
     return _UNSTORABLE.sub("\ufffd", text)
 
 
 def escaped(text: str) -> str:
-    """Text between tags, so that it cannot be one. As `html.escape`, whose module brings a table of every entity."""
+    """Escape text between tags, so that it cannot form a tag. Same as `html.escape`, without its
+    table of all entities."""
     for plain, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;"), ("'", "&#x27;")):
         text = text.replace(plain, entity)
     return text
 
 
 def clipped_bytes(text: str, bytes_max: int) -> str:
-    """At most so many bytes of UTF-8, and visibly so."""
+    """Truncate to at most `bytes_max` bytes of UTF-8, with a notice of how much was cut."""
     encoded = text.encode()
     if len(encoded) <= bytes_max:
         return text

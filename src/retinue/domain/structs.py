@@ -1,4 +1,5 @@
-"""What holds for all nouns: most are msgspec Structs, and those with settings are dataclasses."""
+"""Functions over msgspec Structs and dataclasses alike: most domain types are Structs, those with
+settings dataclasses."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ Noun = TypeVar("Noun")
 
 
 def names(noun: object) -> tuple[str, ...]:
-    """What a noun's values are called; of anything else, nothing."""
+    """Return the field names of a Struct or dataclass instance; empty for anything else."""
     if isinstance(noun, Struct):
         return noun.__struct_fields__
     if dataclasses.is_dataclass(noun) and not isinstance(noun, type):
@@ -20,8 +21,10 @@ def names(noun: object) -> tuple[str, ...]:
 
 
 def replace(noun: Noun, /, **changes: Any) -> Noun:
-    """The same noun with other values, whichever of the two it is. Where a Struct is at hand in a hot place, its own
-    `msgspec.structs.replace` is quicker."""
+    """Return a copy of a Struct or dataclass with changed fields.
+
+    In a hot path, `msgspec.structs.replace` is faster for a Struct.
+    """
     if isinstance(noun, Struct):
         return structs.replace(noun, **changes)
     return dataclasses.replace(noun, **changes)  # pyright: ignore[reportUnknownVariableType, reportArgumentType, reportCallIssue]

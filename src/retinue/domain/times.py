@@ -1,7 +1,8 @@
-"""Times as people write and read them. Inside the house every moment is aware and UTC; the owner's zone is for the rim.
+"""Times as people write and read them. Inside the server every time is aware and UTC; only the
+edges use the owner's zone.
 
-Zones are the system's own (`zoneinfo` reads /usr/share/zoneinfo); where a system has none, as Windows, the `tzdata`
-package brings them.
+Zones come from the system (`zoneinfo` reads /usr/share/zoneinfo). On systems without them, such as
+Windows, the `tzdata` package provides them.
 """
 
 from __future__ import annotations
@@ -29,30 +30,31 @@ _ABSOLUTE = re.compile(
     r"(Z|[+-][0-9]{2}(?::?[0-9]{2}(?::[0-9]{2})?)?)?"
 )
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+)*")
-# Files that lie among the zones and are none: `right/` counts leap seconds, the others change under our feet.
+# Files in the zone directory that are no zones: `right/` counts leap seconds, the others can change.
 _NOT_A_ZONE = frozenset({"right", "posix", "posixrules", "localtime", "Factory"})
 
 
 def parse_when(text: str, *, now: datetime, zone: ZoneInfo) -> datetime:
-    """The moment someone means, aware and UTC. A moment that has passed is returned as it is: it is simply due.
+    """Parse a time written by a person, aware and UTC. A past time is valid: it is simply due.
 
-    Three forms are read:
+    Three forms are accepted:
 
-    - `+1M2h`, `-30m`, `+ 1Y 6M`: from now. Units are `Y M D h m s`, and case counts. They may come in any order, each
-      at most once: `+1h30h` is more likely a slip for `+1h30m` than a wish for 31 hours. Years, months and days move
-      the calendar in `zone`, and a day that the month lacks becomes its last; hours, minutes and seconds then elapse.
+    - `+1M2h`, `-30m`, `+ 1Y 6M`: relative to now. Units are `Y M D h m s`, and case matters. They may come in any
+      order, each at most once: `+1h30h` is more likely a typo for `+1h30m` than 31 hours. Years, months and days move
+      the calendar date in `zone`, and a day that the month lacks becomes its last. Hours, minutes and seconds are
+      elapsed time, added afterwards.
     - `2026-01-28T20:30:00Z`, or with an offset such as `+08:00`.
-    - `2026-01-28 20:30`, seconds and fractions optional: the clock on the wall in `zone`. A time that the wall clock
-      skips moves forward by what was skipped, and of a time that it shows twice the first is meant.
+    - `2026-01-28 20:30`, seconds and fractions optional: wall-clock time in `zone`. A time that the clock skips moves
+      forward by the gap. A time that occurs twice means the first occurrence.
 
-    Whatever else is said, and whatever lies outside the years 1970 to 9999, is refused as `time.invalid`.
+    Anything else, and any time outside the years 1970 to 9999, raises Invalid (`time.invalid`).
     """
     if len(text) > WHEN_LENGTH_MAX:
         raise _refused(text, because=f"a time has at most {WHEN_LENGTH_MAX} characters")
     trimmed = text.strip()
     try:
         moment = _relative(trimmed, now, zone) if trimmed.startswith(("+", "-")) else _absolute(trimmed, zone)
-        moment.astimezone(zone)  # A moment that cannot be shown in the owner's zone is out of range too.
+        moment.astimezone(zone)  # A time that cannot be shown in the owner's zone is out of range too.
     except OverflowError:
         raise _out_of_range(text) from None
     if moment < _EPOCH:
@@ -61,16 +63,16 @@ def parse_when(text: str, *, now: datetime, zone: ZoneInfo) -> datetime:
 
 
 def show(moment: datetime, zone: ZoneInfo) -> str:
-    """A moment as people and models read it: ISO 8601, whole seconds, with the zone's offset."""
+    """Format a time for people and models: ISO 8601, whole seconds, with the zone's offset."""
     try:
         local = moment.astimezone(zone)
-    except OverflowError:  # The very edge of the calendar exists in UTC alone.
+    except OverflowError:  # The first and last hours of the datetime range exist in UTC only.
         local = moment.astimezone(UTC)
     return local.isoformat(timespec="seconds")
 
 
 def show_by_12(moment: datetime, zone: ZoneInfo) -> str:
-    """The same for those who read a clock with twelve hours: `2026-01-28 8:30:05 pm +01:00`."""
+    """Format a time with a 12-hour clock: `2026-01-28 8:30:05 pm +01:00`."""
     whole = datetime.fromisoformat(show(moment, zone))
     hour = whole.hour % 12 or 12
     half = "am" if whole.hour < 12 else "pm"
@@ -78,29 +80,30 @@ def show_by_12(moment: datetime, zone: ZoneInfo) -> str:
 
 
 def to_ms(moment: datetime) -> int:
-    """Whole unix milliseconds, rounded down; integers throughout, so nothing drifts."""
+    """Convert to whole Unix milliseconds, rounded down. Integer arithmetic, so nothing drifts."""
     return (moment - _EPOCH) // _MS
 
 
-# The first and the last that `from_ms` takes.
+# The range that `from_ms` accepts.
 MS_MIN = to_ms(datetime.min.replace(tzinfo=UTC))
 MS_MAX = to_ms(datetime.max.replace(tzinfo=UTC))
 
 
 def from_ms(ms: int) -> datetime:
-    """The moment of a unix millisecond, aware and UTC: `to_ms` of it is `ms` again."""
+    """Convert Unix milliseconds to an aware UTC time; the inverse of `to_ms`."""
     try:
-        return _EPOCH + ms * _MS  # half of what `timedelta(milliseconds=ms)` takes
+        return _EPOCH + ms * _MS  # twice as fast as `timedelta(milliseconds=ms)`
     except OverflowError:
         raise _out_of_range("so many milliseconds") from None
 
 
 def zone(name: str) -> ZoneInfo:
-    """The zone of an IANA name such as `Europe/Berlin`; `zone.unknown` if this system has none of that name."""
+    """Return the zone of an IANA name such as `Europe/Berlin`. Raises Invalid (`zone.unknown`) if
+    the system has none."""
     if len(name) <= ZONE_LENGTH_MAX and _ZONE.fullmatch(name) and name.partition("/")[0] not in _NOT_A_ZONE:
         try:
             return ZoneInfo(name)
-        except (KeyError, ValueError, OSError):  # OSError: `Europe` alone is a directory.
+        except (KeyError, ValueError, OSError):  # OSError: `Europe` alone is a directory
             pass
     raise Invalid(
         f"there is no time zone {name[:ZONE_LENGTH_MAX]!r}",
@@ -128,7 +131,7 @@ def _relative(text: str, now: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _calendar_move(now: datetime, *, months: int, days: int, zone: ZoneInfo) -> datetime:
-    if not months and not days:  # A round trip over the wall clock would lose which of two equal hours it is now.
+    if not months and not days:  # A round trip through wall-clock time loses which of two repeated hours it is now.
         return now.astimezone(UTC)
     wall = now.astimezone(zone).replace(fold=0)
     year, month_index = divmod(wall.year * 12 + wall.month - 1 + months, 12)
@@ -136,7 +139,7 @@ def _calendar_move(now: datetime, *, months: int, days: int, zone: ZoneInfo) -> 
         raise OverflowError
     last_day = calendar.monthrange(year, month_index + 1)[1]
     wall = wall.replace(year=year, month=month_index + 1, day=min(wall.day, last_day))
-    return (wall + timedelta(days=days)).astimezone(UTC)  # Within one zone, Python adds on the wall clock.
+    return (wall + timedelta(days=days)).astimezone(UTC)  # Within one zone, Python adds in wall-clock time.
 
 
 def _absolute(text: str, zone: ZoneInfo) -> datetime:
@@ -147,8 +150,8 @@ def _absolute(text: str, zone: ZoneInfo) -> datetime:
     if int(year) < YEAR_MIN - 1:  # The first hours of 1970 in UTC are still 1969 in the west.
         raise _out_of_range(text)
     try:
-        # fold=0, as is the default, is the rule we promise: the first of two equal times, and in a gap the offset from
-        # before it, which moves the time forward by exactly the gap.
+        # fold=0 (the default) is the documented rule: the first of two repeated times, and in a gap
+        # the offset from before it, which moves the time forward by exactly the gap.
         wall = datetime(
             int(year),
             int(month),
@@ -178,7 +181,7 @@ def _offset(text: str) -> timezone:
 
 def _nearest_zone(name: str) -> str:
     known = {known.lower(): known for known in zoneinfo.available_timezones()}
-    import difflib  # only when something was mistyped
+    import difflib  # imported only for a mistyped zone
 
     near = difflib.get_close_matches(name[:ZONE_LENGTH_MAX].lower(), sorted(known), n=1)
     return known[near[0]] if near else "for example: Europe/Berlin, Asia/Shanghai, UTC"

@@ -1,4 +1,5 @@
-"""Tokens: what proves who someone is. The secret itself is shown once and never kept; we keep its hash."""
+"""Tokens: proof of who makes a request. The secret is shown once and never stored; only its hash
+is."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from retinue.domain.ids import TokenId
 
 
 class TokenKind(StrEnum):
-    TOKEN = "token"  # for programs and terminals, until revoked
+    TOKEN = "token"  # for programs and terminals, until it is revoked
     WEB = "web"  # a browser's cookie, until it expires
     CODE = "code"  # signs a browser in, once, within minutes
-    INVITE = "invite"  # makes a new person, once, within days
+    INVITE = "invite"  # creates a new person, once, within days
 
 
 class Token(Struct, frozen=True, kw_only=True):
@@ -31,5 +32,5 @@ class Token(Struct, frozen=True, kw_only=True):
 
 
 def hash_of(secret: str | bytes) -> str:
-    """A fast hash is enough: a secret has 256 random bits, and nobody can try them all."""
+    """Hash a token. A fast hash is enough: 256 random bits cannot be guessed."""
     return hashlib.sha256(secret if isinstance(secret, bytes) else secret.encode()).hexdigest()

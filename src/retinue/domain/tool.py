@@ -1,4 +1,4 @@
-"""Tools: what an agent can do, its request, and what came of it."""
+"""Tools: what an agent can do, its calls and their results."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ _LOOKING = frozenset({Effect.READS_PRIVATE})
 
 
 class ToolSpec(Struct, frozen=True, kw_only=True):
-    """What a tool declares of itself. `repeatable` means: after a crash it may simply run again.
+    """The declaration of a tool. `is_repeatable`: after a crash it may simply run again.
 
-    `looks`: it only looks, and only at what the house has. Whether it ran at all makes no difference to anyone but the
-    one who reads its result, so it may begin before its intent is written (decision 0013).
-    `by_name`: an agent has it only where a rule names it, more closely than with a bare `*`. `source` is who brings it:
-    `house`, `operation`, `plugin:NAME`, `mcp:NAME`. `capabilities` are words such as `files.read` that rules can name.
+    `is_read_only`: it only reads, and only the server's own data. Its only effect is on the reader
+    of its result, so it may start before its intent is written (decision 0013). `must_be_named`: an
+    agent has it only if a rule names it more specifically than a bare `*`. `source` is what
+    provides it: `house` (built in), `operation`, `plugin:NAME` or `mcp:NAME`. `capabilities` are
+    names such as `files.read` that rules can refer to.
     """
 
     name: str
@@ -50,12 +51,13 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def only_looks(self) -> bool:
-        """Believed of no tool that names an effect on anything, or may not be repeated."""
+        """Whether it is read-only. The claim is not trusted for a tool that declares an effect or
+        is not repeatable."""
         return self.looks and self.repeatable and self.effects <= _LOOKING
 
 
 class Call(Struct, frozen=True, kw_only=True):
-    """One request of a model to use a tool. `id` is unique within its session."""
+    """A model's request to use a tool. `id` is unique within its session."""
 
     id: str
     tool: str
@@ -66,15 +68,15 @@ _plain = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", "
 
 
 def call_hash(call: Call) -> str:
-    """The same for the same tool and arguments: an approval of one call is not an approval of another."""
+    """Return a hash of the tool and its arguments: an approval of one call is not an approval of another."""
     body = _plain([call.tool, call.arguments])
     return hashlib.sha256(body.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 class ToolResult(Struct, frozen=True, kw_only=True):
-    """What the model reads of a call. A failure is a result too.
+    """What the model reads as the result of a call. A failure is a result too.
 
-    `whole` names the file that holds an output of which only a part is shown here.
+    `whole` names the file with the full output if only a part is shown here.
     """
 
     call: str
@@ -87,7 +89,7 @@ class ToolResult(Struct, frozen=True, kw_only=True):
 
 
 def clipped(output: str) -> str:
-    """Bounded, and visibly so."""
+    """Truncate an output to the limit, with a notice of how much was cut."""
     if len(output) <= RESULT_CHARS_MAX:
         return output
     notice = f"\n[cut: {len(output) - RESULT_CHARS_MAX} more characters]"

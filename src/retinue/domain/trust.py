@@ -1,4 +1,5 @@
-"""How far words can be believed, by who they came from. Kept with every envelope, record, result and file."""
+"""Trust: how far content is believed, by its source. Stored with every envelope, record, result and
+file."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ class Trust(StrEnum):
     OWNER = "owner"
     PERSON = "person"
     AGENT = "agent"
-    PRIVATE = "private"  # the house's own: its files, its tools, its notices
-    UNTRUSTED = "untrusted"  # from outside, or made from something that was
+    PRIVATE = "private"  # the server's own: its files, tools and notices
+    UNTRUSTED = "untrusted"  # from outside, or derived from something that was
 
 
 _FROM_BEST = tuple(Trust)
@@ -19,5 +20,5 @@ _RANK = {trust: rank for rank, trust in enumerate(_FROM_BEST)}
 
 
 def least(trusts: Iterable[Trust], *, default: Trust = Trust.PRIVATE) -> Trust:
-    """What something made of all of these is: no better than the worst of them."""
+    """Return the trust of something derived from all of these: the lowest of them."""
     return max(trusts, key=_RANK.__getitem__, default=default)

@@ -1,16 +1,17 @@
-"""The context line: what a person had before them as they wrote, which their page puts before their words.
+"""The context line: what a person had on screen while writing, which the web app puts before their
+text.
 
-`<context panel-id="p1" panel-type="chat" panel-title="Garden" mode="brief" />` and a newline. The house keeps it with
-the words as it came, neither makes one nor rewrites one, and leaves it out only where it shows the words to people or
-reads them itself. It is as much the person's word as the rest, and no more: nothing here is taken for a fact. How a
-line is made is written in the page, `web/src/lib/context.ts`.
+`<context panel-id="p1" panel-type="chat" panel-title="Garden" mode="brief" />` and a newline. The
+server stores it with the text as received and never creates or rewrites one. It strips the line
+only to show the text to people or to parse it. The line is as much the person's text as the rest:
+nothing in it is taken as a fact. The web app builds it in `web/src/lib/context.ts`.
 """
 
 from __future__ import annotations
 
 import re
 
-LINE_LENGTH_MAX = 131_072  # all that a page may say, with every character of it escaped
+LINE_LENGTH_MAX = 131_072  # the longest possible line, with every character escaped
 _BEGINS = "<context"
 _LINE = re.compile(r'<context(?P<attributes>(?: [a-z][a-z0-9-]*="[^"<>\n]*")*) />(?:\n|\Z)')
 _ATTRIBUTE = re.compile(r' ([a-z][a-z0-9-]*)="([^"<>\n]*)"')
@@ -19,19 +20,21 @@ _MEANS = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "#39": "'"}
 
 
 def words_of(text: str) -> str:
-    """What the person wrote themselves. A first line that is not exactly a context line is theirs, too."""
+    """Return the text the person wrote. A first line that is not exactly a context line belongs to
+    it."""
     found = _find(text)
     return text[found.end() :] if found else text
 
 
 def line_of(text: str) -> str:
-    """The context line as it came, with its newline; empty where there is none."""
+    """Return the context line as received, with its newline; empty if there is none."""
     found = _find(text)
     return text[: found.end()] if found else ""
 
 
 def attributes_of(text: str) -> dict[str, str]:
-    """What the line says, by name; nothing where there is none. Of two alike, the first counts."""
+    """Return the attributes of the context line; empty if there is none. Of duplicates, the first
+    counts."""
     found = _find(text)
     pairs = _ATTRIBUTE.findall(found["attributes"]) if found else ()
     return {name: _plain(value) for name, value in reversed(pairs)}

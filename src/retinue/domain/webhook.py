@@ -1,4 +1,4 @@
-"""Webhooks: an address elsewhere that is told once what came of a letter."""
+"""Webhooks: a URL that is notified once when an envelope is done."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`headers` go with the request, and may hold a secret: they are in no log, no list and no error."""
+    """`headers` are sent with the request and may hold a secret: they appear in no log, list or error."""
 
     url: str
     headers: dict[str, str] = {}
