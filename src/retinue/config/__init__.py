@@ -1,6 +1,7 @@
-"""Settings of the house: text and environment in, types or errors out; a thin rim reads the files.
+"""Settings: text and environment in, types or errors out. Only a thin layer reads files.
 
-`retinue.config.file_writer` changes a file and keeps its comments; it stands apart because it needs a library for that.
+`retinue.config.file_writer` changes a file and keeps its comments. It is not imported here because
+it needs tomlkit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""What every connector has: who may talk there, in which rooms, and how what they say comes in.
+"""Access settings that every connector has: who may write, in which groups, and how their messages
+are received.
 
-Everything is by the ids that a platform gives and keeps. A name or a username proves nothing: anyone may take it.
+All rules use the permanent ids of a platform. A name or username proves nothing, because anyone may
+take it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ PATTERNS_MAX = 50
 
 
 def speaker_id(text: str) -> str | None:
-    """Of somebody, as the platform has it: `4711`, `maria@example.org`."""
+    """Check the platform id of a sender: `4711`, `maria@example.org`."""
     if not text.strip() or len(text) > ID_CHARS_MAX:
         return f"must be an id of 1 to {ID_CHARS_MAX} characters"
     if text.startswith("@"):
@@ -47,7 +49,7 @@ def mention_pattern(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSettings:
-    """One room with several speakers. What it does not say is as the connector has it."""
+    """One group. A value that is not set comes from the connector."""
 
     activation: Activation | None = setting(None, "What is said to the agent there.", effect=Effect.MESSAGE)
     allow_from: tuple[str, ...] = setting(
@@ -64,7 +66,7 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorSettings:
-    """Who may talk at a connector, in which rooms, and how what they say comes in."""
+    """Who may write through a connector, in which groups, and how their messages are received."""
 
     dm: DmPolicy = setting(
         DmPolicy.CLOSED,

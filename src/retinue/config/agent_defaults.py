@@ -1,4 +1,5 @@
-"""What the house has for every agent that does not say it itself: agent, then [defaults], then what is built in."""
+"""Defaults for agents. A value comes from the agent, then from [defaults], then from the built-in
+default."""
 
 from __future__ import annotations
 
@@ -14,16 +15,19 @@ from retinue.domain.display_options import Elevation, Manner, Verbosity
 
 
 class TimeFormat(StrEnum):
-    """How agents are told the time of day."""
+    """How the time of day is written for agents."""
 
-    AUTO = "auto"  # as the house writes it everywhere: by 24 hours
+    AUTO = "auto"  # the server's own format: 24 hours
     TWELVE = "12"
     TWENTY_FOUR = "24"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentDefaults:
-    """For those who are sent out by an agent that does not say it. How many work at once is `house.slots.subagent`."""
+    """Defaults for subagents.
+
+    The maximum number of concurrent subagent runs is `house.slots.subagent`.
+    """
 
     model: str | None = setting(
         None,
@@ -51,7 +55,7 @@ class SubagentDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """For every agent that does not say it itself. The time zone is `house.zone`, the model `models.default`."""
+    """Defaults for every agent. The time zone is `house.zone`, the model `models.default`."""
 
     workspace: Path | None = setting(
         None,
@@ -98,13 +102,13 @@ class Defaults:
         return own.over(Manner(verbose=self.verbose, elevated=self.elevated))
 
     def workspace_of(self, agent: Agent, home: Path) -> Path:
-        """Where the agent works. `home` is its own, and where it works if nothing else is said."""
+        """Return the agent's workspace: its own setting, the default workspace, or its agent directory."""
         if agent.workspace:
             return home / Path(agent.workspace).expanduser()
         return home if self.workspace is None else self.workspace / agent.name
 
     def subagents_of(self, agent: Agent) -> SubagentRules:
-        """On what terms an agent sends others out: its own, with the house's where it has none."""
+        """Return the subagent rules of an agent, with unset values from these defaults."""
         own, house = agent.subagents, self.subagents
         return SubagentRules(
             allow=own.allow,
@@ -119,5 +123,5 @@ PLAIN = Defaults()
 
 
 def plain() -> Defaults:
-    """In a house whose settings say nothing of it."""
+    """Return the built-in defaults, for an instance without such settings."""
     return PLAIN

@@ -1,7 +1,8 @@
-"""Doors to people, as the file names them: `[connectors.NAME]`, where NAME is one account of ours at one place.
+"""Connectors in the settings file: `[connectors.NAME]`, where NAME is one of our accounts on a
+platform.
 
-What every connector has is read by its own groups, and the rest by the kind of connector, which brings a group of its
-own. That one is found by its name, as a plug-in's is, so that a house without connectors brings in none.
+The keys that every connector has are parsed here, the rest with the settings class of its platform.
+That class is imported by name, as for a plugin, so an instance without connectors imports none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from retinue.config.table_parser import nearest, table_at, unknown_key, values
 from retinue.config.toml_source import Table, shown
 from retinue.domain.address import NAME_LENGTH_MAX
 
-OWN_CONNECTORS = frozenset({"external", "completion"})  # what the house itself delivers by
+OWN_CONNECTORS = frozenset({"external", "completion"})  # names of internal connectors
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
 
 
@@ -51,7 +52,7 @@ ABSENT: Mapping[str, str] = {
 
 
 def connector_name(text: str) -> str | None:
-    """Of an instance: it stands in addresses, as in `channel:NAME:ROOM`."""
+    """Check the name of a connector. It is part of addresses such as `channel:NAME:CHANNEL`."""
     if text in OWN_CONNECTORS:
         return "is a name that the house has for its own"
     if len(text) <= NAME_LENGTH_MAX and _NAME.fullmatch(text):
@@ -67,14 +68,14 @@ def kind_name(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
-    """The keys of a kind that nobody here knows yet: a plug-in may bring it."""
+    """The unparsed keys of a platform that is not built in: a plugin may provide it."""
 
     table: Mapping[str, Any] = field(default_factory=dict[str, Any], metadata={**FLAT, "rule": Rule(in_file=False)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorSettings:
-    """One account of ours at one place. Beside these keys it has those of its kind."""
+    """One account on one platform. Each platform adds keys to these."""
 
     kind: str = setting("", "What it speaks, such as `telegram`. It must be set.", check=kind_name, example="irc")
     enabled: bool = setting(True, "Whether it is used at all.")
@@ -84,8 +85,10 @@ class ConnectorSettings:
 
 
 def read_connectors(value: object, faults: Faults, *, guests: bool) -> dict[str, ConnectorSettings]:
-    """All of them; one with something wrong in it is told of, and is not among them. With `guests`, a kind that is not
-    known may come with a plug-in."""
+    """Parse all connectors. An invalid one is reported and left out.
+
+    With `allow_unknown`, an unknown platform may come from a plugin.
+    """
     found: dict[str, ConnectorSettings] = {}
     for name, each in table_at(value, ("connectors",), faults).items():
         path: KeyPath = ("connectors", name)
@@ -125,19 +128,19 @@ def _read(table: Table, path: KeyPath, faults: Faults, *, guests: bool) -> Conne
 
 
 def group_of(kind: str) -> type[Any]:
-    """The settings of one of the house's own kinds, brought in by its name."""
+    """Return the settings class of a built-in platform, importing it by name."""
     module: Any = import_module(BUILT_IN[kind])
     return module.KIND.settings
 
 
 def settings_from(own: type[Any] | None, table: Table, path: KeyPath, faults: Faults) -> ConnectorSettings:
-    """What a table says, read by the groups that every connector has and by that of its kind, where it is known."""
+    """Parse a table with the settings classes of every connector and with that of its platform, if known."""
     common = {group: _names(group) for group in (ConnectorSettings, DoorSettings)}
     theirs = _names(own) if own is not None else frozenset(table).difference(*common.values())
     if own is not None:
         known = theirs.union(*common.values())
         for key, value in table.items():
-            if key not in known and value is not None:  # a secret in plain text was told of when it was found
+            if key not in known and value is not None:  # a secret in plain text was already reported
                 unknown_key(key, path, known, faults)
     mine = {key: value for key, value in table.items() if key in common[ConnectorSettings]}
     door = {key: value for key, value in table.items() if key in common[DoorSettings]}
@@ -154,9 +157,10 @@ def _names(group: type[Any]) -> frozenset[str]:
 
 
 def named_secrets(own: Any) -> Iterator[tuple[str, str, str]]:
-    """Of the settings of a kind, each secret they name: what it is for, the variable it is in, and the file.
+    """Yield each secret that the settings of a platform refer to: its purpose, environment variable
+    and file.
 
-    A secret is what can be in either. A file alone may be anything, such as a certificate.
+    A secret is a value that can be in either. A file alone may be anything, such as a certificate.
     """
     for stem in secret_stems(cast("type[Any]", type(own))):
         env, file = str(getattr(own, f"{stem}_env") or ""), str(getattr(own, f"{stem}_file") or "")
@@ -165,7 +169,7 @@ def named_secrets(own: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def secret_stems(group: type[Any]) -> Iterator[str]:
-    """What the settings of a kind can name a place for: `token`, where there are `token_env` and `token_file`."""
+    """Yield the names of possible secrets in a settings class: `token` if it has `token_env` and `token_file`."""
     names = {each.name for each in fields(group)}
     for name in sorted(names):
         stem = name.removesuffix("_env")

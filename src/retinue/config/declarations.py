@@ -1,8 +1,9 @@
-"""Who the file declares: agents and templates, people, bindings, schedules. Data for `retinue apply`, not applied here.
+"""Declarations in the settings file: agents and templates, people, bindings, schedules. `retinue
+apply` applies them.
 
-A template is part of an agent. `extends` names one or several; later ones win over earlier ones, and the agent's own
-keys over all. Tables merge key by key, anything else is replaced whole, and `clear = ["instructions", "tools.ask"]`
-lets go of what was inherited, for TOML has no null.
+A template is part of an agent. `extends` names one or several; later ones override earlier ones,
+and the agent's own keys override all. Tables are merged key by key, anything else is replaced.
+`clear = ["instructions", "tools.ask"]` removes inherited values, because TOML has no null.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from retinue.domain.reset_rules import CONTEXT_TOKENS_MOST, IDLE_MINUTES_MAX
 from retinue.domain.schedule import GATE_TIMEOUT_MS, Missed, Place
 
 EXTENDS_DEPTH_MAX = 20
-DEPTH_MOST = 10  # of `delegation.depth_max`
+DEPTH_MOST = 10  # limit of `delegation.depth_max`
 RUNNERS = frozenset({"loop", "claude", "codex", "pi", "external"})
 MAIN = "main"
 
@@ -139,7 +140,7 @@ AGENT_RULES: Mapping[str, Rule] = {
     "colour": Rule(says="The colour in which pages show it.", example="teal"),
     "visible": Rule(says="Whether pages show it, and other agents see it."),
 }
-_NOT_DECLARED = frozenset({"name", "version"})  # the name is the table's own, and versions are counted by the store
+_NOT_DECLARED = frozenset({"name", "version"})  # the name is the table's key, and the store counts versions
 
 
 class ScheduleKind(StrEnum):
@@ -162,7 +163,7 @@ _MISSING_SO = {
     "role": 'role = "member"',
 }
 
-# What says when, for each kind.
+# The key that says when, for each kind.
 _WHEN = {
     ScheduleKind.ONCE: "at",
     ScheduleKind.EVERY: "every_s",
@@ -172,7 +173,7 @@ _WHEN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staff:
-    """Everything the file declares beside the house's own settings."""
+    """Everything the file declares besides the settings."""
 
     agents: tuple[Agent, ...] = ()
     people: Mapping[str, Table]
@@ -181,14 +182,17 @@ class Staff:
 
 
 def normal_id(text: str) -> str:
-    """The form in which ids are compared: lower case, anything but letters and digits one hyphen, never empty."""
+    """Return an id as it is compared: lower case, with other characters than letters and digits as
+    single hyphens, never empty."""
     return re.sub(r"[^a-z0-9]+", "-", text.casefold()).strip("-")[:NAME_LENGTH_MAX].strip("-") or MAIN
 
 
 def default_agent(named: str | None, names: Iterable[str]) -> str | None:
-    """The one named, in the spelling it has on the staff; else `main`; else the first; None where there is nobody.
+    """Return the default agent: the one configured, otherwise `main`, otherwise the first. None if
+    there are no agents.
 
-    A name that is not among `names` is given back as it is: the staff is kept in the store, not in the file.
+    A configured name that is not among `names` is returned unchanged: agents are in the store, not
+    in the file.
     """
     spelled: dict[str, str] = {}
     for name in names:
@@ -199,9 +203,9 @@ def default_agent(named: str | None, names: Iterable[str]) -> str | None:
 
 
 def read_staff(tree: Table, faults: Faults, *, runners: frozenset[str] = RUNNERS, guests: bool = False) -> Staff:
-    """Take the declarations of a tree into types, as far as there are types for them.
+    """Parse the declarations of a settings tree.
 
-    With `guests`, a runner that is not known here may be one that a plug-in brings: `apply` looks at it once more.
+    With `allow_unknown`, an unknown runner may come from a plugin: `apply` checks it again.
     """
     known = None if guests else runners
     templates = _Templates(_named(tree, "templates", validators.name, faults), faults, known)
@@ -217,7 +221,7 @@ def read_staff(tree: Table, faults: Faults, *, runners: frozenset[str] = RUNNERS
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One named table: the name it goes by, and where it is written."""
+    """One named table: its name, path and content."""
 
     name: str
     path: KeyPath
@@ -225,7 +229,7 @@ class _Entry:
 
 
 def _named(tree: Table, section: str, check: Callable[[str], str | None], faults: Faults) -> list[_Entry]:
-    """The tables of a section. A name that cannot stand is brought into its normal form; two alike are refused."""
+    """Return the tables of a section. Invalid names are normalized; two equal names are reported."""
     entries: list[_Entry] = []
     seen: dict[str, str] = {}
     for key, value in table_at(tree.get(section, {}), (section,), faults).items():
@@ -253,7 +257,7 @@ def _named(tree: Table, section: str, check: Callable[[str], str | None], faults
 
 
 class _Templates:
-    """Templates by name, each laid out once with all that it extends."""
+    """Resolves templates, each once with everything it extends."""
 
     def __init__(self, entries: list[_Entry], faults: Faults, runners: frozenset[str] | None) -> None:
         self._entries = {entry.name.casefold(): entry for entry in entries}
@@ -265,7 +269,8 @@ class _Templates:
                 self._laid_out[name] = self.laid_out(entry, ())
 
     def laid_out(self, entry: _Entry, chain: tuple[str, ...]) -> Table | None:
-        """What an agent or template comes to with its parents under it; None where that cannot be said."""
+        """Return the merged table of an agent or template, with its parents below it. None if one
+        cannot be resolved."""
         before = self._faults.count
         inherited: Table = {}
         is_whole = True
@@ -359,7 +364,8 @@ def _agents(
 
 
 def _is_sound(entry: _Entry, faults: Faults, runners: frozenset[str] | None) -> bool:
-    """Whether the table's own keys can stand, told by their own path, so that a template's fault is told once."""
+    """Whether the table's own keys are valid. Errors are reported at its own path, so a template's
+    error is reported once."""
     before = faults.count
     own = {key: value for key, value in entry.table.items() if key not in ("extends", "clear")}
     for unknown in [key for key in own if key not in _AGENT_KEYS]:
@@ -380,7 +386,7 @@ def _is_sound(entry: _Entry, faults: Faults, runners: frozenset[str] | None) -> 
 
 
 def _in_form(table: Table, path: KeyPath, faults: Faults) -> Table:
-    """The keys of an agent as its noun has them."""
+    """Convert the keys of an agent to the fields of `Agent`."""
     own = _with_mind(table, path, faults)
     external = own.get("external")
     if isinstance(external, dict):
@@ -391,7 +397,7 @@ def _in_form(table: Table, path: KeyPath, faults: Faults) -> Table:
 
 
 def _with_mind(table: Table, path: KeyPath, faults: Faults) -> Table:
-    """The keys of an agent with `model = { primary, fallbacks }` as two of them, and without what is `default`."""
+    """Split `model = { primary, fallbacks }` into two keys, and remove values that are `default`."""
     own = {key: value for key, value in table.items() if key not in ("model", "effort") or value != validators.DEFAULT}
     model = own.get("model")
     if not isinstance(model, dict):
@@ -523,7 +529,7 @@ def _bindings(entries: list[_Entry], names: list[str], faults: Faults) -> dict[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleGate:
-    """As `domain.schedule.Gate`, which says what may stand there."""
+    """The gate of a declared schedule. The domain type `ScheduleGate` defines what is valid."""
 
     command: str = ""
     cwd: str = ""

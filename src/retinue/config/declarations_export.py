@@ -1,4 +1,5 @@
-"""The staff as a settings file says it: what `apply` would read to make the same staff again. Never a secret."""
+"""Exports agents and people as a settings file, which `apply` would read to recreate them. Never
+contains a secret."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _NOT_SAID = frozenset({"name", "version"})
 
 
 def export(agents: Iterable[Agent], people: Iterable[Person]) -> str:
-    """Only what differs from a plain agent is said. The owner is not declared: every house has one."""
+    """Return the file as TOML, with only values that differ from the defaults. The owner is not
+    declared: each instance has one."""
     document = tomlkit.document()
     document["config_version"] = 2
     staff: dict[str, Any] = {agent.name: _said(agent, _PLAIN) for agent in agents}

@@ -1,4 +1,4 @@
-"""What is wrong with a settings file: each fault with its path, its file and its line, all told together."""
+"""Errors in a settings file: each with its path, file and line, reported together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def dotted(path: KeyPath) -> str:
-    """`house.listen.port`, `include[0]`, `house.permission_policy."agent.set"`."""
+    """Format a path: `house.listen.port`, `include[0]`, `house.permission_policy."agent.set"`."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -35,7 +35,8 @@ def dotted(path: KeyPath) -> str:
 
 
 class Place(Struct, frozen=True):
-    """Where something is written. An environment variable has no file, and some things have no line."""
+    """Where something is written. An environment variable has no file, and some positions have no
+    line."""
 
     file: Path | None = None
     line: int | None = None
@@ -47,14 +48,14 @@ class Place(Struct, frozen=True):
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """One thing that is wrong."""
+    """One error in the settings."""
 
     path: str
     sentence: str
     place: Place
     because: str = ""
     try_this: str = ""
-    code: str = ""  # where it has one of its own
+    code: str = ""  # if it has a specific code
 
     def __str__(self) -> str:
         why = f": {self.because}" if self.because else ""
@@ -63,7 +64,7 @@ class Fault(Struct, frozen=True, kw_only=True):
 
 
 class Faults:
-    """Collects what is wrong while the reading goes on, so that a person hears of it all at once."""
+    """Collects errors during parsing, so that all are reported at once."""
 
     def __init__(self) -> None:
         self.places: dict[KeyPath, Place] = {}
@@ -71,7 +72,8 @@ class Faults:
         self._found: dict[Fault, None] = {}
 
     def add(self, path: KeyPath, says: str, *, because: str = "", try_this: str = "", code: str = "") -> None:
-        """`says` goes on from the path: "must be a whole number"."""
+        """Add an error. `predicate` continues a sentence that starts with the path: "must be a
+        whole number"."""
         name = dotted(path)
         sentence = f"{name} {says}"
         self._note(
@@ -79,20 +81,20 @@ class Faults:
         )
 
     def add_at(self, place: Place, sentence: str, *, path: str = "", because: str = "", try_this: str = "") -> None:
-        """For what has no key of its own: a file that cannot be read, a variable of the environment."""
+        """Add an error without a key: an unreadable file, an environment variable."""
         self._note(Fault(path=path, sentence=sentence, place=place, because=because, try_this=try_this))
 
     @property
     def is_full(self) -> bool:
-        """Whether there is so much wrong that more would help nobody."""
+        """Whether the maximum number of errors has been collected."""
         return len(self._found) >= FAULTS_KEPT_MAX
 
     def in_order(self) -> tuple[Fault, ...]:
-        """As they stand in the files, from top to bottom."""
+        """Return the errors in file order, from top to bottom."""
         return tuple(sorted(self._found, key=lambda fault: (str(fault.place.file or ""), fault.place.line or 0)))
 
     def place(self, path: KeyPath) -> Place:
-        """Where this is written, or the nearest table around it that is."""
+        """Return the position of a path, or of the nearest table around it."""
         for length in range(len(path), -1, -1):
             if found := self.places.get(path[:length]):
                 return found
@@ -105,7 +107,7 @@ class Faults:
 
 
 class BadConfig(Invalid):
-    """The settings cannot be used as they are; `faults` holds everything that is wrong with them."""
+    """The settings are invalid; `faults` holds everything that is wrong with them."""
 
     code = "config.invalid"
 
@@ -123,7 +125,7 @@ class BadConfig(Invalid):
             )
 
     def as_table(self) -> list[Mapping[str, str | int | None]]:
-        """For programs: one entry for each fault."""
+        """Return one JSON object per error, for programs."""
         return [
             {
                 "path": fault.path,

@@ -1,4 +1,4 @@
-"""Agents that run elsewhere: what is the same for all of them. Where each is reached stands with the agent."""
+"""Settings that all external agents share. The address of each is in its agent definition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retinue.config.web import host_and_port
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalSettings:
-    """Letters to agents that run elsewhere, and to whoever wants to hear that something was done."""
+    """Requests to external agents and to webhooks."""
 
     callback_url: str | None = setting(
         None,

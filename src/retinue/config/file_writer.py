@@ -1,4 +1,4 @@
-"""Writes a changed settings file, whole or not at all."""
+"""Writes a changed settings file, atomically."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ NEW_FILE_MODE = 0o600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """The file as it is now, and what that changes."""
+    """The file after a change, and the settings that changed."""
 
     configuration: Configuration
     changes: tuple[Change, ...]
 
 
 def change_file(environment: Mapping[str, str], changes: Changes, *, expected_hash: str) -> Written:
-    """Patch the settings file of this house. It is written whole or not at all."""
+    """Patch the settings file of this instance. It is written completely or not at all."""
     file = file_from(environment, home_from(environment))
     text = text_of(file)
     result = patch(text, changes, expected_hash=expected_hash, validate=lambda new: load(environment, text=new))
     after = load(environment, text=result)
-    before = examine(environment, text=text).configuration  # a change may be just what mends the file
+    before = examine(environment, text=text).configuration  # a change may be the fix for an invalid file
     write(file, result, expected_hash=expected_hash)
     return Written(
         configuration=after,
@@ -40,8 +40,8 @@ def change_file(environment: Mapping[str, str], changes: Changes, *, expected_ha
 
 
 def write(file: Path, text: str, *, expected_hash: str) -> None:
-    """Put the text in place of the file's, in one step that a crash cannot halve; its mode stays."""
-    file = file.resolve()  # A link stays a link, and what it leads to is replaced.
+    """Replace the file atomically and durably, keeping its mode."""
+    file = file.resolve()  # A symlink stays, and its target is replaced.
     try:
         mode = file.stat().st_mode & 0o7777
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def write(file: Path, text: str, *, expected_hash: str) -> None:
             os.fchmod(descriptor, mode)
             opened.flush()
             os.fsync(descriptor)
-        if text_hash(text_of(file)) != expected_hash:  # someone was quicker, while we were thinking
+        if text_hash(text_of(file)) != expected_hash:  # another process wrote it in the meantime
             raise Conflict(
                 f"{file} has changed since it was read",
                 because="someone else wrote it in this very moment",
@@ -73,7 +73,7 @@ def write(file: Path, text: str, *, expected_hash: str) -> None:
 
 
 def text_of(file: Path) -> str:
-    """What stands there now; nothing where there is no file yet."""
+    """Return the current text; empty if there is no file yet."""
     try:
         return read_text(file)
     except FileNotFoundError:

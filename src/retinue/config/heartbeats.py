@@ -1,4 +1,4 @@
-"""Heartbeats in the settings: how often the staff looks by itself, and what is shown of that."""
+"""Heartbeat settings: how often agents check in, and which heartbeat messages are shown."""
 
 from __future__ import annotations
 
@@ -95,7 +95,10 @@ def _ruled(name: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownSettings:
-    """What is shown of heartbeats in one place; what is not set is as elsewhere."""
+    """Which heartbeat messages are shown on one platform or connector.
+
+    Unset values come from the general ones.
+    """
 
     show_ok: bool | None = setting(None, "Whether it is said that nothing needs attention.")
     show_alerts: bool | None = setting(None, "Whether it is said what does.")
@@ -108,8 +111,11 @@ class ShownSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatDefaults(HeartbeatRules):
-    """For the agent who answers by default, unless some agent has a heartbeat of its own: then for those, where they do
-    not say it themselves."""
+    """Defaults for heartbeats.
+
+    They apply to the default agent, unless some agent has its own heartbeat. In that case they
+    apply to the agents that have one, for values they do not set.
+    """
 
     every_s: float | None = _ruled("every_s")
     active_start: str | None = _ruled("active_start")
@@ -138,5 +144,5 @@ class HeartbeatDefaults(HeartbeatRules):
 
     @property
     def rules(self) -> HeartbeatRules:
-        """Without what is shown."""
+        """The rules without the visibility settings."""
         return self.over(HeartbeatRules())

@@ -1,4 +1,4 @@
-"""Hooks: small programs of the owner's that are run when something happens in the house."""
+"""Hooks: local programs of the owner that run after an event."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from retinue.config.setting_metadata import Effect, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookSettings:
-    """Folders with a HOOK.md and a handler, run in the sandbox when something happens."""
+    """Folders with a HOOK.md and a handler that runs in the sandbox after an event."""
 
     enabled: bool = setting(
         False, "Whether any hook is run. Each one must be found good beside: `retinue hook enable`."

@@ -1,4 +1,4 @@
-"""The rim: reads the environment and the files, and gives back the settings or everything that is wrong with them."""
+"""Reads the environment and the settings files, and returns the settings or everything that is wrong with them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECTIONS = (
     "bindings",
     "schedules",
 )
-# Keys of other houses and older ones, and what they are called here.
+# Keys of similar servers and older versions, and what replaces them.
 _MOVED = {
     "version": "the version of the file is `config_version`",
     "memory": "memory is each agent's own, in its home",
@@ -48,7 +48,8 @@ T = TypeVar("T")
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
-    """All that the environment and the files say. `hash` is of the main file's text, for a later `patch`."""
+    """Everything the environment and the files define. `hash` is the hash of the main file's text,
+    for a later patch."""
 
     settings: Settings
     staff: Staff
@@ -58,15 +59,17 @@ class Configuration(Struct, frozen=True, kw_only=True):
 
     @property
     def default_agent(self) -> str | None:
-        """Who answers where nobody is named: as set, else `main`, else the first declared."""
+        """The agent that answers if none is named: the configured one, otherwise `main`, otherwise
+        the first declared."""
         return default_agent(self.settings.default_agent, [agent.name for agent in self.staff.agents])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """What can be used of the settings, with defaults where they are wrong, and what is wrong. For diagnosis.
+    """The usable settings, with defaults in place of invalid values, and all errors. For diagnosis.
 
-    `tree` is what the files say, each text that had a variable in it also as it is `written`; `places` is where.
+    `tree` is the content of the files, with texts before and after variable expansion; `positions`
+    is where each key is.
     """
 
     configuration: Configuration
@@ -76,7 +79,11 @@ class Examined:
 
 
 class Reloaded(Struct, frozen=True, kw_only=True):
-    """`settings` may be used at once. What waits for a restart has its old value there, and is among `waiting`."""
+    """The result of a reload. `settings` can be used at once; values that need a restart keep their
+    old value.
+
+    The changes that need a restart are in `pending_restart`.
+    """
 
     configuration: Configuration
     changes: tuple[Change, ...]
@@ -91,14 +98,15 @@ class Reloaded(Struct, frozen=True, kw_only=True):
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
-    """The house settings, from the settings file if there is one and from the environment, which wins."""
+    """Return the settings from the settings file, if there is one, and the environment, which wins."""
     return load(environment).settings
 
 
 def load(
     environment: Mapping[str, str], *, text: str | None = None, runners: frozenset[str] = RUNNERS
 ) -> Configuration:
-    """Everything, or BadConfig with all that is wrong. `text` stands in for that of the main file."""
+    """Return the configuration, or raise InvalidSettings with all errors. `text` replaces the text
+    of the main file."""
     examined = examine(environment, text=text, runners=runners)
     if examined.faults:
         raise BadConfig(examined.faults)
@@ -106,7 +114,7 @@ def load(
 
 
 def examine(environment: Mapping[str, str], *, text: str | None = None, runners: frozenset[str] = RUNNERS) -> Examined:
-    """As `load`, but refuses nothing that a file says: for commands that look at a house which will not open."""
+    """Like `load_configuration`, but never raises for errors in a file: for commands that inspect a broken instance."""
     home = home_from(environment)
     file = file_from(environment, home)
     faults = Faults()
@@ -128,10 +136,10 @@ def examine(environment: Mapping[str, str], *, text: str | None = None, runners:
 
 
 def reload(current: Configuration, environment: Mapping[str, str]) -> Reloaded:
-    """Read again. Raises BadConfig, and changes nothing, if what is there now cannot be used.
+    """Read the settings again. Raises InvalidSettings, and changes nothing, if they are invalid.
 
-    What takes effect only with a restart keeps its old value and is told of as waiting, this time and every time until
-    the restart comes.
+    A value that needs a restart keeps its old value and is reported as pending at every reload
+    until the restart.
     """
     found = load(environment)
     settings = _kept_where_restart(current.settings, found.settings)
@@ -142,7 +150,7 @@ def reload(current: Configuration, environment: Mapping[str, str]) -> Reloaded:
 
 
 def text_hash(text: str) -> str:
-    """Names a text of the settings file exactly: a `patch` made for one text does not touch another."""
+    """Return the hash of a settings text. A patch made for one text is never applied to another."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -160,7 +168,8 @@ def home_from(environment: Mapping[str, str]) -> Path:
 
 
 def file_from(environment: Mapping[str, str], home: Path) -> Path:
-    """The settings file: RETINUE_CONFIG, or `retinue.toml` in the home. It need not exist, unless it was named."""
+    """Return the settings file: RETINUE_CONFIG, or `retinue.toml` in the data directory. It must
+    exist only if named."""
     named = environment.get("RETINUE_CONFIG")
     file = Path(named).expanduser() if named else home / FILE_NAME
     if not file.is_absolute():
@@ -174,7 +183,7 @@ def file_from(environment: Mapping[str, str], home: Path) -> Path:
 
 
 def read_text(file: Path) -> str:
-    """The text of a settings file, exactly; one that is larger than any such file is not read."""
+    """Return the exact text of a settings file. Raises ValueError if it is too large."""
     with file.open("rb") as opened:
         content = opened.read(FILE_BYTES_MAX + 1)
     if len(content) > FILE_BYTES_MAX:
@@ -205,7 +214,7 @@ def _content(file: Path, environment: Mapping[str, str], faults: Faults) -> str 
 
 
 def _fitting(folder: Path, pattern: str) -> list[Path]:
-    """In the order of their names; what is no file is passed over."""
+    """Return the files that match a pattern, sorted by name."""
     anchored = Path(pattern).expanduser()
     start, rest = (
         (Path(anchored.anchor), str(anchored.relative_to(anchored.anchor))) if anchored.anchor else (folder, pattern)
@@ -269,7 +278,8 @@ def _check_password(store: object, faults: Faults) -> None:
 
 
 def _from_variables(environment: Mapping[str, str], faults: Faults) -> dict[str, Any]:
-    """RETINUE_STORE and RETINUE_ZONE win over the file, so that one command can be given another store."""
+    """Return the values of RETINUE_STORE and RETINUE_ZONE. They win over the file, so one command
+    can use another store."""
     found: dict[str, Any] = {}
     if store := environment.get("RETINUE_STORE"):
         if validators.store(store):
@@ -297,7 +307,7 @@ def _from_variables(environment: Mapping[str, str], faults: Faults) -> dict[str,
 
 
 def _check_exposure(settings: Settings, faults: Faults) -> None:
-    """The TCP door opens beyond this machine only behind a proxy that speaks TLS and is known to us."""
+    """Check that TCP is open beyond this machine only behind a trusted proxy with TLS."""
     if not settings.listen.enabled or validators.is_loopback(settings.listen.host):
         return
     missing = [
@@ -318,7 +328,7 @@ def _check_exposure(settings: Settings, faults: Faults) -> None:
 
 
 def _kept_where_restart(old: T, new: T) -> T:
-    """The new settings, but for those fields that take effect with a restart."""
+    """Return the new settings, with old values for fields that need a restart."""
     kept: dict[str, Any] = {}
     for each in fields(cast(Any, new)):
         before, after = getattr(old, each.name), getattr(new, each.name)

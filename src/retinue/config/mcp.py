@@ -14,7 +14,7 @@ from retinue.config.secret import Secret
 from retinue.config.setting_metadata import Effect, setting
 from retinue.config.skills import Variable
 
-SERVER_NAME_LENGTH_MAX = 24  # the name of each of its tools begins with it, and that has 64 characters at most
+SERVER_NAME_LENGTH_MAX = 24  # it prefixes the names of its tools, which have at most 64 characters
 START_S = 30.0
 CALL_S = 120.0
 PARALLEL = 8
@@ -24,7 +24,8 @@ _NONE = cast("Mapping[str, Variable | Secret]", {})
 
 
 def server_name(text: str) -> str | None:
-    """Of a server: it is the name of a folder, and stands before a `_` in the names of its tools."""
+    """Check the name of a server. It names a folder, and comes before a `_` in the names of its
+    tools."""
     if len(text) <= SERVER_NAME_LENGTH_MAX and _SERVER_NAME.fullmatch(text):
         return None
     return f"must have at most {SERVER_NAME_LENGTH_MAX} small letters and digits, with single hyphens between them"
@@ -32,9 +33,10 @@ def server_name(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpServer:
-    """One server: a command that speaks on its own input and output, or an address.
+    """One MCP server: a command that uses stdio, or a URL.
 
-    A command runs in the sandbox: it has a folder of its own, what is named here, and nothing else of this machine.
+    A command runs in the sandbox: it has its own folder, the resources named here, and no other
+    access to this machine.
     """
 
     command: tuple[str, ...] = setting(

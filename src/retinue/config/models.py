@@ -1,4 +1,4 @@
-"""What the staff thinks with: providers, models, how a context is kept in bounds, and what may be spent."""
+"""Model settings: providers, models, context limits and budgets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retinue.config.setting_metadata import Effect, setting
 
 DOLLARS_MAX = 1e9
 
-# Providers that the house knows by name; `models/providers` says where they are and how they are spoken to.
+# Providers known by name; `models/providers` has their URLs and wire formats.
 PROVIDERS = frozenset(
     {
         "anthropic",
@@ -63,28 +63,31 @@ class WireFormat(StrEnum):
 
 
 class Auth(StrEnum):
-    """How a key is shown to a provider."""
+    """How a key is sent to a provider."""
 
-    BEARER = "bearer"  # in `authorization`
-    API_KEY = "api-key"  # in `x-api-key`
-    NONE = "none"  # not at all: it wants none
+    BEARER = "bearer"  # in the header `authorization`
+    API_KEY = "api-key"  # in the header `x-api-key`
+    NONE = "none"  # no key is needed
 
 
 class Quirk(StrEnum):
-    """What some servers do in a way of their own. The wires know these by the same names."""
+    """Deviations of some servers from their wire format. The format modules use the same names."""
 
-    MAX_COMPLETION_TOKENS = "max-completion-tokens"  # so the bound of a reply is called there
-    NO_STREAM_OPTIONS = "no-stream-options"  # refuses to be asked for its usage
-    NINE_LETTER_IDS = "nine-letter-ids"  # ids of calls have nine letters or digits
-    ANSWER_AFTER_RESULTS = "answer-after-results"  # nobody may speak between the result of a call and a reply
-    REASONING_BACK = "reasoning-back"  # wants its reasoning back with the calls that came of it
-    ADAPTIVE = "adaptive"  # decides itself how long to think, within an effort
-    THINKING_LEVEL = "thinking-level"  # thinks by levels, not by a number of tokens
+    MAX_COMPLETION_TOKENS = "max-completion-tokens"  # its name for the maximum reply length
+    NO_STREAM_OPTIONS = "no-stream-options"  # rejects requests for usage
+    NINE_LETTER_IDS = "nine-letter-ids"  # call ids must have nine letters or digits
+    ANSWER_AFTER_RESULTS = "answer-after-results"  # an assistant message must follow tool results
+    REASONING_BACK = "reasoning-back"  # needs its reasoning back with the calls that followed from it
+    ADAPTIVE = "adaptive"  # chooses the length of its reasoning itself, within an effort
+    THINKING_LEVEL = "thinking-level"  # takes a reasoning level instead of a number of tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderSettings:
-    """Someone who sells models, or a server of one's own. What is not set is as the house knows it of that name."""
+    """A provider of models, or your own server.
+
+    Unset values come from the built-in provider of that name.
+    """
 
     format: WireFormat | None = setting(None, "How it is spoken to; `openai-chat` fits most.", effect=Effect.MESSAGE)
     url: str | None = setting(
@@ -114,7 +117,7 @@ class ProviderSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """What is known of one model, and what goes with each request to it."""
+    """Facts about one model, and parameters for its requests."""
 
     alias: str | None = setting(
         None, "A short name for it.", effect=Effect.MESSAGE, check=validators.model_alias, example="opus"
@@ -141,7 +144,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChoice:
-    """Which model is asked first, and which after it. A text alone is the first."""
+    """Which model is called first, and its fallbacks. A plain string is the first."""
 
     SHORT: ClassVar[str] = "primary"
 
@@ -163,7 +166,7 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """Which models the staff uses where an agent does not say, and what is known of single ones."""
+    """Which models agents use by default, and facts about single models."""
 
     default: ModelChoice = setting(ModelChoice(), "What an agent thinks with that names no model of its own.")
     image: ModelChoice = setting(ModelChoice(), "Asked first where an image came in that the agent's model cannot see.")
@@ -187,13 +190,13 @@ class Models:
 
 
 class CompactionMode(StrEnum):
-    DEFAULT = "default"  # one summary of what is left out
-    SAFEGUARD = "safeguard"  # in parts, with the files and failures of what is left out
+    DEFAULT = "default"  # one summary of the removed records
+    SAFEGUARD = "safeguard"  # in parts, with the files and failures of the removed records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFlush:
-    """What an agent may keep before its context is told in short."""
+    """What an agent may save to memory before its context is compacted."""
 
     enabled: bool = setting(True, "Whether an agent may write to its memory before its context is compacted.")
     soft_threshold_tokens: int = setting(4_000, "How long before compaction it is asked to.", least=0)
@@ -201,7 +204,7 @@ class MemoryFlush:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """When a context is told in short, and what of it stays as it was."""
+    """When a context is compacted, and how much of it stays unchanged."""
 
     mode: CompactionMode = setting(CompactionMode.DEFAULT, "How the summary is made.")
     start_share: float = setting(0.75, "The share of the window at which it starts.", least=0.1, most=0.95)
@@ -218,7 +221,7 @@ class PruningMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedTools:
-    """By patterns over their names. Deny wins."""
+    """Patterns over tool names. Deny wins."""
 
     allow: tuple[str, ...] = setting(("*",), "Tools whose results may be pruned.")
     deny: tuple[str, ...] = setting((), "Tools whose results never are.")
@@ -226,7 +229,7 @@ class PrunedTools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftTrim:
-    """What is left of a long result."""
+    """How much of a long result is kept."""
 
     max_chars: int = setting(4_000, "Longer results are trimmed.", least=0)
     head_chars: int = setting(1_500, "What is kept of the beginning.", least=0)
@@ -235,7 +238,7 @@ class SoftTrim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardClear:
-    """What is left of a result that had to go."""
+    """What replaces a result that is removed."""
 
     enabled: bool = setting(True, "Whether results are taken out whole where trimming was not enough.")
     placeholder: str = setting("[Old tool result content cleared]", "What stands in their place.")
@@ -243,7 +246,7 @@ class HardClear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """Old tool results, made shorter in what is sent and in nothing that is kept."""
+    """Old tool results, shortened in what is sent to the model but not in what is stored."""
 
     mode: PruningMode = setting(PruningMode.OFF, "Whether old results are pruned once the provider's cache is cold.")
     ttl_s: float = setting(300.0, "How long that cache stays warm.", least=0)
@@ -258,7 +261,7 @@ class Pruning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """How much an agent has in mind."""
+    """Limits of an agent's context."""
 
     emergency_context_limit: int = setting(
         200_000, "At so many tokens, by our estimate, a context is begun afresh before any model is asked.", least=1
@@ -269,7 +272,10 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """What may be spent, in dollars. A day and a month are the owner's. What is not set has no cap."""
+    """Budgets in dollars. Unset means no limit.
+
+    Days and months are in the owner's time zone.
+    """
 
     house_day_usd: float | None = setting(None, "By everyone, in a day.", least=0, most=DOLLARS_MAX)
     house_month_usd: float | None = setting(None, "By everyone, in a month.", least=0, most=DOLLARS_MAX)

@@ -1,4 +1,4 @@
-"""What a file says of providers, models, contexts and budgets, and whether its parts fit each other."""
+"""Parses the top-level sections of the file, and checks that providers, models and references fit each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GLOBS = frozenset("*?[")
 
 
 def read_minds(tree: Table, faults: Faults) -> dict[str, Any]:
-    """The fields of the settings that have a section of their own. What is wrong is told, and not among them."""
+    """Parse the settings that have a top-level section. Invalid values are reported and left out."""
     written = {name: tree[name] for name in OWN_SECTIONS if name in tree}
     others = [each.name for each in fields(Settings) if each.name not in OWN_SECTIONS]
     connectors = written.pop("connectors", None)
@@ -31,12 +31,12 @@ def read_minds(tree: Table, faults: Faults) -> dict[str, Any]:
     models: Models = found.get("models", Models())
     _check_entries(models, entries, faults)
     if not found.get("plugins"):
-        _check_references(models, providers, faults)  # else whoever is not known here may come with a plug-in
+        _check_references(models, providers, faults)  # otherwise an unknown provider may come from a plugin
     return found
 
 
 def _known_provider(name: str, providers: Mapping[str, ProviderSettings]) -> str:
-    """A provider in the spelling it has here: as declared, else as the house knows it."""
+    """Return a provider's canonical spelling: as declared, otherwise as built in."""
     folded = name.casefold()
     declared = {each.casefold(): each for each in providers}
     return declared.get(folded) or PROVIDER_ALIASES.get(folded, folded)
@@ -77,7 +77,7 @@ def _check_providers(providers: Mapping[str, ProviderSettings], faults: Faults) 
 
 
 def _check_entries(models: Models, written: Table, faults: Faults) -> None:
-    """Two models under one alias would leave it to chance which one is asked."""
+    """Report invalid references and duplicate aliases: an alias must mean one model."""
     aliases: dict[str, str] = {}
     for name in written:
         if wrong := validators.model_reference(name):

@@ -1,4 +1,4 @@
-"""`[origin]`: rules about where values come from. `policy/provenance` decides by them.
+"""`[origin]`: provenance rules, about where values come from. `policy/provenance` decides by them.
 
 A rule names tools and arguments by globs. A tool that no rule names explains nothing.
 """
@@ -25,43 +25,43 @@ from retinue.domain.trust import Trust
 class Kind(StrEnum):
     EMAIL = "email"
     URL = "url"
-    ACCOUNT = "account"  # where money goes: an IBAN
+    ACCOUNT = "account"  # a payment account: an IBAN
     NUMBER = "number"
     DATE = "date"
     TIME = "time"
     MOMENT = "moment"  # a date and a time of day
     ID = "id"
-    NAME = "name"  # of a person, a place, a file, a thing
-    CHOICE = "choice"  # yes or no, or one of a few
+    NAME = "name"  # of a person, place, file or thing
+    CHOICE = "choice"  # yes or no, or one of a few options
     TEXT = "text"
 
 
 class Sort(Struct, frozen=True):
-    """A kind, and for ids of what: the id of a file is not the id of an event."""
+    """A kind, and for ids the type of object: the id of a file is not the id of an event."""
 
     kind: Kind
     of: str = ""
 
 
 def sort_of(text: str) -> Sort:
-    """Read `email`, or `id:file`."""
+    """Parse `email`, or `id:file`."""
     kind, _, of = text.partition(":")
     return Sort(Kind(kind), of)
 
 
 def sorts_of(text: str) -> tuple[Sort, ...]:
-    """Read `account|name`: the first that a value fits is what it is."""
+    """Parse `account|name`: a value has the first type that it matches."""
     return tuple(sort_of(each) for each in text.split("|"))
 
 
 class Standing(StrEnum):
-    """Further ways to explain an argument, where the owner permits them in general."""
+    """Further ways to explain an argument, if the owner permits them in general."""
 
-    TODAY = "today"  # the date of this day
-    QUOTED = "quoted"  # word for word from something that the owner named; not for what is sent out
-    KEPT = "kept"  # any words: they stay on this server, where they are read back as untrusted
+    TODAY = "today"  # today's date
+    QUOTED = "quoted"  # verbatim from something that the owner named; not for content that is sent out
+    KEPT = "kept"  # any text: it stays on this server and is read back as untrusted
     POINTED = "pointed"  # the only value of its kind in something that the owner named
-    EACH = "each"  # any value of its kind in something that the owner named, where they said that they want all
+    EACH = "each"  # any value of its kind in something that the owner named, if the owner asked for all of them
     ANY = "any"
 
 
@@ -79,7 +79,7 @@ def _kind(text: str) -> str | None:
 
 
 def _kinds(text: str) -> str | None:
-    """Of an argument: several are separated by `|`. An empty text is the same as none."""
+    """Check the kinds of an argument, separated by `|`. An empty text means none."""
     if not text or all(_is_kind(each) for each in text.split("|")):
         return None
     return f"must be {_KINDS}; or several of them, as in account|name"
@@ -98,7 +98,7 @@ def _pattern(text: str) -> str | None:
 
 
 def _needed(says: str, **rule: Any) -> Mapping[str, Rule]:
-    """The metadata of a key that each rule must have."""
+    """Return the metadata of a required key."""
     return {"rule": Rule(says=says, effect=Effect.MESSAGE, **rule)}
 
 
@@ -114,7 +114,7 @@ _NO_WORDS = cast("Mapping[str, tuple[str, ...]]", {})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRule:
-    """How far results of some tools are trusted, and which typed values are in them."""
+    """How far results of some tools are trusted, and which typed values they contain."""
 
     tools: str = dataclasses.field(metadata=_TOOLS)
     trust: Trust = dataclasses.field(metadata=_needed("How far their results are trusted.", example="untrusted"))
@@ -169,7 +169,7 @@ class SourceRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentRule:
-    """The kind of an argument, and what may explain it beside the owner's words."""
+    """The kind of an argument, and what may explain it besides the owner's text."""
 
     tools: str = dataclasses.field(metadata=_TOOLS)
     argument: str = dataclasses.field(
@@ -198,7 +198,10 @@ class ArgumentRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActRule:
-    """The words by which an owner asks for some tools. Without a rule, these are all the words of the tool's name."""
+    """The words by which an owner asks for some tools.
+
+    Without a rule, these are all the words of the tool's name.
+    """
 
     tools: str = dataclasses.field(metadata=_TOOLS)
     words: tuple[str, ...] = dataclasses.field(
@@ -210,7 +213,7 @@ class ActRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """What words such as `largest` select by: the field of which something has the most, or the least."""
+    """The field that words such as `largest` compare, and whether they mean its maximum or its minimum."""
 
     words: str = dataclasses.field(metadata=_needed("The words.", check=_words, example="largest"))
     field: str = dataclasses.field(metadata=_needed("The field that is compared.", check=_words, example="size"))
@@ -227,7 +230,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginSettings:
-    """Where values may come from. Of several rules that fit, the first holds; see the guide on injection."""
+    """Where values may come from. The first matching rule applies; see the guide on injection."""
 
     source: tuple[SourceRule, ...] = setting(
         cast("tuple[SourceRule, ...]", ()), "How far results are trusted.", effect=Effect.MESSAGE
@@ -245,7 +248,7 @@ class OriginSettings:
 
 
 def rules_from(table: Table) -> OriginSettings:
-    """Rules that are not in a settings file, read like those that are. Raises BadConfig with all that is wrong."""
+    """Parse rules that are not in a settings file. Raises InvalidSettings with all errors."""
     faults, path = Faults(), ("origin",)
     found = values(OriginSettings, table_at(table, path, faults), path, faults)
     if faults.count:

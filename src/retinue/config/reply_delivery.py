@@ -1,6 +1,6 @@
-"""How answers look in chats: in what pieces they come, how fast, and what is shown meanwhile.
+"""Reply delivery settings: chunking, pauses, streaming, typing indicator and reactions in chats.
 
-`[words]` says it for the house, and `[connectors.NAME.words]` for one connector, as far as it wants it otherwise.
+`[words]` applies to all connectors; `[connectors.NAME.words]` overrides it for one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def emoji(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordSettings:
-    """How what agents say comes to people in chats. What is not set is as the house has it."""
+    """How replies are delivered in chats. An unset value comes from the server's settings."""
 
     chunk_mode: ChunkMode | None = setting(
         None,
@@ -134,7 +134,7 @@ class WordSettings:
     )
 
     def over(self, other: Words = PLAIN_WORDS) -> Words:
-        """Both, where this one has the first word."""
+        """Return these settings, with unset values taken from `defaults`."""
         said = {each.name: getattr(self, each.name) for each in fields(self)}
         own = {name: value for name, value in said.items() if value is not None}
         return replace(other, **own) if own else other

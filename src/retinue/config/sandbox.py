@@ -1,4 +1,4 @@
-"""Where commands run, what they may take and reach, and which secrets they may use."""
+"""Sandbox settings: where commands run, their limits, and the hosts and secrets they may use."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from retinue.config.secret import Secret
 from retinue.config.setting_metadata import Effect, setting
 from retinue.domain.sandbox import SandboxMode, Scope, SessionsSeen, WorkspaceAccess
 
-MIB_MAX = 1024 * 1024  # a terabyte
+MIB_MAX = 1024 * 1024  # 1 TiB
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _PREFIX = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}")
-# Whoever sets one of these decides what a command is, not only what it knows.
+# Setting one of these changes which code a command runs, not only its data.
 _RULING_VARIABLES = ("LD_", "DYLD_", "PYTHON", "BASH_", "GIT_CONFIG", "GIT_EXEC", "GIT_SSH")
 _RULING_NAMES = frozenset(
     {"PATH", "HOME", "IFS", "ENV", "SHELL", "NODE_OPTIONS", "PERL5OPT", "PERL5LIB", "RUBYOPT", "JAVA_TOOL_OPTIONS"}
@@ -31,7 +31,7 @@ class SandboxKind(StrEnum):
 
 
 def allowed_host(text: str) -> str | None:
-    """HOST, *.HOST or HOST:PORT; an IPv6 address with a port in brackets."""
+    """Check HOST, *.HOST or HOST:PORT; an IPv6 address with a port needs brackets."""
     name, port = split_port(text)
     if port is not None and not 0 < port <= validators.PORT_MAX:
         return "must have a port from 1 to 65535 after the :"
@@ -42,7 +42,7 @@ def allowed_host(text: str) -> str | None:
 
 
 def split_port(text: str) -> tuple[str, int | None]:
-    """A host and its port; -1 where what stands after the colon is no port."""
+    """Split a host and its port; the port is -1 if the text after the colon is no port."""
     if text.startswith("["):
         name, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
@@ -58,7 +58,7 @@ def split_port(text: str) -> tuple[str, int | None]:
 
 
 def variable(text: str) -> str | None:
-    """The name of a variable that tells a command something, and does not make it another command."""
+    """Check the name of an environment variable that cannot change which code a command runs."""
     if not _VARIABLE.fullmatch(text):
         return "is not the name of a variable"
     upper = text.upper()
@@ -73,7 +73,7 @@ def prefix(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitSettings:
-    """How much one command may take."""
+    """Resource limits of one command."""
 
     seconds: float = setting(1800.0, "How long a command may run.", effect=Effect.MESSAGE, least=1, most=86_400)
     memory_mib: int = setting(
@@ -87,7 +87,7 @@ class LimitSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DockerSettings:
-    """Containers, where `kind` is docker."""
+    """Containers, if `kind` is docker."""
 
     image: str = setting(
         "debian:stable-slim",
@@ -113,10 +113,11 @@ class DockerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretRule:
-    """A secret that commands may use and never read, or, where a variable is named, may have in their environment.
+    """A secret that commands may use without reading it, or read if a variable is set.
 
-    With `header`, the proxy puts it into requests to `hosts`, and no command sees it. With `variable`, commands that
-    fit one of `commands` are told it. Who may: `agents`, by name; none named means all of them.
+    With `header`, the proxy adds it to requests to `hosts`, and no command sees it. With
+    `variable`, commands that match `commands` get it in their environment. `agents` are the agents
+    that may use it; empty means all.
     """
 
     secret: Secret | None = setting(None, "Where it is.", effect=Effect.MESSAGE)
@@ -155,7 +156,7 @@ class SecretRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSettings:
-    """How commands of agents are confined."""
+    """How the commands of agents are confined."""
 
     kind: SandboxKind = setting(
         SandboxKind.BUBBLEWRAP,

@@ -1,4 +1,4 @@
-"""Secrets stay where they are, in the environment or in a file of the owner's, and are read when they are needed."""
+"""Secrets stay in the environment or in a file of the owner, and are read when they are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECRET_BYTES_MAX = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Secret:
-    """Says where a secret is, never what it is: not in `repr`, not in `str`, not in a comparison."""
+    """Says where a secret is, never its value: not in `repr`, `str` or a comparison."""
 
     env: str | None = None
     file: Path | None = None
@@ -25,17 +25,17 @@ class Secret:
 
     @property
     def reference(self) -> str:
-        """`env:NAME` or `file:PATH`: where it is, for whoever keeps that in one text."""
+        """`env:NAME` or `file:PATH`, to store the location as one text."""
         return f"env:{self.env}" if self.env else f"file:{self.file}"
 
     @staticmethod
     def referred(reference: str) -> Secret:
-        """The other way round. The text was checked when it was taken in: `checks.secret_reference`."""
+        """Parse such a text. It was validated on input by `check_secret_reference`."""
         kind, _, where = reference.partition(":")
         return Secret(env=where) if kind == "env" else Secret(file=Path(where).expanduser())
 
     def read(self, environment: Mapping[str, str]) -> str:
-        """The secret itself, as it is now. A newline at its end is not part of it."""
+        """Return the current value of the secret, without a trailing newline."""
         return self._from_file(self.file) if self.file else self._from_environment(environment)
 
     def _from_environment(self, environment: Mapping[str, str]) -> str:
@@ -54,7 +54,7 @@ class Secret:
         except OSError as error:
             raise _missing(path, error.strerror or "it cannot be opened") from None
         try:
-            found = os.fstat(descriptor)  # of what we opened, not of what may lie there a moment later
+            found = os.fstat(descriptor)  # of the opened file, not of what the path may name a moment later
             if not stat.S_ISREG(found.st_mode):
                 raise _missing(path, "it is not a file")
             if found.st_uid not in (os.getuid(), 0) or found.st_mode & 0o077:

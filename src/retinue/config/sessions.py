@@ -1,4 +1,4 @@
-"""Which conversations in channels are one session, when a context begins anew, and what leaves the house."""
+"""Session settings: which conversations share a session, when contexts are reset, and what is sent to channels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def key_prefix(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetSettings(ResetRules):
-    """When a context begins anew by itself: whichever comes first. The history of the conversation stays."""
+    """When a context is reset automatically, by whichever rule applies first. The history stays."""
 
     daily_at: str | None = setting(
         None,
@@ -56,8 +56,11 @@ class ResetSettings(ResetRules):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HouseReset(ResetSettings):
-    """When contexts begin anew: for all, and for some. What an agent says itself goes before, then the connector, the
-    type of chat and the kind of conversation; what one does not say, the next one may."""
+    """When contexts are reset: for all sessions, and for some.
+
+    An agent's own rules come first, then those for the connector, the chat type and the kind of
+    session. An unset value comes from the next level.
+    """
 
     by_kind: Mapping[str, ResetSettings] = setting(
         cast("Mapping[str, ResetSettings]", {}),
@@ -78,7 +81,7 @@ class HouseReset(ResetSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRuleSettings(SendRule):
-    """A rule on what leaves the house. It fits where all that it names does."""
+    """A rule on what is sent to channels. It applies if all its set conditions match."""
 
     action: SendAction = setting(SendAction.DENY, "What it says where it fits.", effect=Effect.MESSAGE)
     channel: str | None = setting(
@@ -96,7 +99,10 @@ class SendRuleSettings(SendRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendSettings:
-    """Whether what agents say goes out to channels. Runs happen in any case, and what is held back is kept."""
+    """Whether replies are sent to channels.
+
+    Runs happen in any case, and replies that are not sent are stored.
+    """
 
     default: SendAction = setting(
         SendAction.ALLOW, "What holds where no rule fits. A rule that denies wins.", effect=Effect.MESSAGE
@@ -112,7 +118,7 @@ class SendSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """Which conversations are one session, when their contexts begin anew, and what of them leaves the house."""
+    """Which conversations share a session, when contexts are reset, and what is sent to channels."""
 
     dm_scope: DmScope = setting(
         DmScope.PER_ACCOUNT_CHANNEL_PEER,
@@ -141,5 +147,5 @@ PLAIN = SessionSettings()
 
 
 def plain() -> SessionSettings:
-    """In a house whose settings say nothing of it."""
+    """Return the built-in defaults, for an instance without such settings."""
     return PLAIN

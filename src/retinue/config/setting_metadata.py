@@ -1,4 +1,4 @@
-"""What is told and asked of one setting: a line about it, its bounds, and when a change of it takes effect."""
+"""Metadata of one setting: its description, limits, and when a change takes effect."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ T = TypeVar("T")
 class Effect(StrEnum):
     """When a changed setting takes effect."""
 
-    MESSAGE = "message"  # with the next message
-    HOT = "hot"  # at once
-    RESTART = "restart"  # when the house is next opened
-    APPLY = "apply"  # by `retinue apply`: the store, not the file, says who is on the staff
+    MESSAGE = "message"
+    HOT = "hot"  # immediately, on reload
+    RESTART = "restart"  # at the next start of the server
+    APPLY = "apply"  # by `retinue apply`: the store, not the file, defines agents and people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What is asked of one setting beyond its type, and what is told of it."""
+    """What is required of a setting besides its type, and its description."""
 
     says: str = ""
     effect: Effect = Effect.HOT
     least: float | None = None
     most: float | None = None
-    check: Callable[[str], str | None] | None = None  # of a text, or of each of several: what is wrong with it
+    check: Callable[[str], str | None] | None = None  # for a text or each item of a list: returns what is wrong
     example: str = ""
     in_file: bool = True
-    values: Rule | None = None  # of a table of names: what is asked of each value in it
+    values: Rule | None = None  # for a table: the rule of each value
 
 
 PLAIN = Rule()
@@ -41,7 +41,8 @@ FLAT: Mapping[str, bool] = {"flat": True}
 
 
 def setting(default: T, says: str, **rule: Any) -> T:
-    """A field of a settings group. The default is for the type checker too; the rule is read by the file's reader."""
+    """Declare a field of a settings class. The return type is that of the default, for the type
+    checker."""
     made: Any
     metadata = {"rule": Rule(says=says, **rule)}
     if isinstance(default, dict):

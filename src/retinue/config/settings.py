@@ -1,4 +1,4 @@
-"""What can be set in the house. Each field carries a line about it, its bounds and when a change takes effect."""
+"""All settings. Each field has a description, limits and when a change takes effect."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LogLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
-    """The TCP door. The unix socket is always there, and is not a setting."""
+    """The TCP listener. The Unix socket is always open and not configurable."""
 
     enabled: bool = setting(True, "Whether the house listens on TCP beside its socket.", effect=Effect.RESTART)
     host: str = setting(
@@ -59,7 +59,7 @@ class Listen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much one caller may ask of the house."""
+    """Rate and size limits for one caller."""
 
     body_bytes_max: int = setting(16 * MIB, "The largest body of a request.", least=1024, most=1024 * MIB)
     requests_per_minute: int = setting(600, "Requests of one principal in a minute.", least=1)
@@ -93,7 +93,7 @@ class Logs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long what is done with stays in the store. What is not set is kept for good."""
+    """How long finished work stays in the store. An unset value means forever."""
 
     done_days: int | None = setting(None, "Days to keep envelopes after their outcome.", least=1, most=DAYS_MAX)
     news_days: int | None = setting(None, "Days to keep news for clients that resume.", least=1, most=DAYS_MAX)
@@ -102,7 +102,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mirror:
-    """A live copy of each session as files. The store stays the truth."""
+    """A live copy of each session as files. The store stays authoritative."""
 
     enabled: bool = setting(False, "Whether sessions are mirrored as files.", effect=Effect.RESTART)
     folder: Path | None = setting(
@@ -112,7 +112,7 @@ class Mirror:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotCounts:
-    """How many runs may be active at once, for each kind of lane."""
+    """How many runs may be active at once, per lane kind."""
 
     main: int = setting(4, "Runs for people, agents and channels.", least=1, most=1000)
     subagent: int = setting(8, "Runs of subagents.", least=1, most=1000)
@@ -122,10 +122,10 @@ class SlotCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The house settings. `store` is a file in the home unless it names a PostgreSQL database.
+    """The settings. `store` is a file in the data directory unless it names a PostgreSQL database.
 
-    `store` stays out of `repr`, for the address of a database may hold a password. What is in `OWN_SECTIONS` stands
-    beside [house] in the file, all else in it.
+    `store` is excluded from `repr` because a database URL may contain a password. Fields in
+    `TOP_LEVEL_SECTIONS` are top-level sections of the file; all others are in [house].
     """
 
     home: Path = field(

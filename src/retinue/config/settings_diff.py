@@ -1,4 +1,4 @@
-"""What changed between two readings, path by path, and when each change takes effect."""
+"""The differences between two configurations, by path, and when each change takes effect."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from retinue.config.table_parser import rule_of
 
 @dataclass(frozen=True, slots=True, order=True)
 class Change:
-    """One path whose value is another now. The values stay out of it: some are nobody's business."""
+    """One changed path. The values are left out because some are secret."""
 
     path: str
     effect: Effect
 
 
 def diff(old: tuple[Settings, Staff], new: tuple[Settings, Staff]) -> list[Change]:
-    """Every changed path, in alphabetical order. Someone hired or let go is one path; a changed one is told by key."""
+    """Return every changed path, sorted. An added or removed agent or person is one path; a changed
+    one is listed by key."""
     settings = _changed(dict(_settings(old[0])), dict(_settings(new[0])))
     staff = _staff_changes(_staff(old[1]), _staff(new[1]))
     return sorted([*settings, *staff])
 
 
 def _settings(settings: Settings) -> Iterator[tuple[KeyPath, tuple[object, Effect]]]:
-    """Each by the path it has in the file."""
+    """Yield each setting by its path in the file."""
     for path, leaf in _leaves(settings, ()):
         yield (path if path[0] in OWN_SECTIONS else ("house", *path)), leaf
 
@@ -64,7 +65,8 @@ def _staff(staff: Staff) -> dict[KeyPath, object]:
 def _leaves(
     value: object, path: KeyPath, effect: Effect = Effect.HOT
 ) -> Iterator[tuple[KeyPath, tuple[object, Effect]]]:
-    """Each single value below `value`, by its path. A mapping of names is taken apart, a list is one value."""
+    """Yield each single value below `value` by its path. Mappings are expanded; a list is one
+    value."""
     if is_dataclass(value) and not isinstance(value, type):
         for each in fields(cast(Any, value)):
             at = path if each.metadata.get("flat") else (*path, each.name)
@@ -72,7 +74,7 @@ def _leaves(
     elif isinstance(value, Mapping):
         for key, inner in cast("Mapping[str, object]", value).items():
             for leaf in _leaves(inner, (*path, key), effect):
-                # What one of many does not set is no change, whether it is there or not.
+                # An unset key of a named table is no change, whether the table exists or not.
                 if not is_dataclass(inner) or leaf[1][0] not in (None, ()):
                     yield leaf
     else:

@@ -1,4 +1,4 @@
-"""Writes docs/reference/settings.md from the settings: `python -m retinue.config.settings_docs` in a checkout."""
+"""Generates docs/reference/settings.md: `python -m retinue.config.settings_docs` in a checkout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HEAD = f"""<!-- Made from the code by `make generate`. -->
 # Settings
 
 Settings of the house are in `retinue.toml` in its home, and all of them have a default, so the file need not exist. How
-to write one, with a sample, is in [Configure the house](../guides/configure-the-house.md).
+to write one, with a sample, is in [Configure the house](../guides/configure.md).
 
 A key that is not on this page, a value of another type or one out of its bounds is refused with its path, its file and
 its line. A change takes effect:
@@ -82,7 +82,7 @@ and `external.secret`, what signs letters to an agent that runs elsewhere, is `{
 
 
 def settings_page() -> str:
-    """The whole page, the same for the same code."""
+    """Return the page. It is deterministic."""
     lines = [_HEAD, *_section(Settings, "house", leave_out=OWN_SECTIONS)]
     hints = typing.get_type_hints(Settings)
     for name in OWN_SECTIONS:
@@ -94,7 +94,7 @@ def settings_page() -> str:
 
 
 def _kinds_of_connectors() -> Iterator[str]:
-    """What each kind of the house's own has beside what every connector has."""
+    """Yield the additional keys of each built-in platform."""
     for name in NAMES:
         group = group_of(name)
         yield f'\n### `kind = "{name}"`\n'
@@ -105,7 +105,7 @@ def _kinds_of_connectors() -> Iterator[str]:
 
 
 def _section(cls: type[Any], path: str, *, leave_out: Iterable[str] = (), several: bool = False) -> Iterator[str]:
-    """A table of what a section says, then those within it. Of `several`, each is an entry of a list of tables."""
+    """Yield a section's table, then its subsections. With `is_list`, it is a list of tables."""
     hints = typing.get_type_hints(cls)
     names = [each.name for each in fields(cls) if each.name not in leave_out]
     rows = list(_rows(cls, path, leave_out=leave_out))
@@ -128,7 +128,7 @@ def _section(cls: type[Any], path: str, *, leave_out: Iterable[str] = (), severa
 
 
 def _within(cls: type[Any], path: str) -> Iterator[str]:
-    """The tables in a group whose own keys were told with those of the group that holds it."""
+    """Yield the subsections of a flat group, whose own keys are listed with the group that contains it."""
     hints = typing.get_type_hints(cls)
     for each in fields(cls):
         group, inner = _group_of(hints[each.name], f"{path}.{each.name}")
@@ -137,7 +137,7 @@ def _within(cls: type[Any], path: str) -> Iterator[str]:
 
 
 def _group_of(hint: Any, path: str) -> tuple[Any, str]:
-    """The group that stands under a path, with the path its keys have; None where one value stands there."""
+    """Return the settings class at a path and the path of its keys; None for a single value."""
     if is_dataclass(hint) and not hasattr(hint, "SHORT"):
         return hint, path
     if typing.get_origin(hint) is tuple and is_dataclass(several := typing.get_args(hint)[0]):

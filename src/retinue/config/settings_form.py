@@ -1,4 +1,4 @@
-"""The settings as a form: what can be set, what it is now, and where that comes from."""
+"""The settings as a form: each setting with its current value and where that comes from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from retinue.config.toml_source import Filled, Table
 HOUSE = "house"
 NOT_SHOWN = "(not shown)"
 
-# Which variable of the environment wins over which settings.
+# The environment variable that overrides each setting.
 _VARIABLES: Mapping[KeyPath, str] = {
     ("house", "store"): "RETINUE_STORE",
     ("house", "zone"): "RETINUE_ZONE",
@@ -32,12 +32,12 @@ _VARIABLES: Mapping[KeyPath, str] = {
     ("house", "listen", "host"): "RETINUE_LISTEN",
     ("house", "listen", "port"): "RETINUE_LISTEN",
 }
-_DEFAULTS: Mapping[KeyPath, str] = {("house", "zone"): "UTC"}  # of what has none in its declaration
-_PRIVATE: frozenset[KeyPath] = frozenset({("house", "store")})  # the address of a database may hold a password
+_DEFAULTS: Mapping[KeyPath, str] = {("house", "zone"): "UTC"}  # defaults that are not in the declaration
+_PRIVATE: frozenset[KeyPath] = frozenset({("house", "store")})  # a database URL may contain a password
 
 
 class Shape(StrEnum):
-    """What one does to set it. What is none of these is changed in the file."""
+    """The form control of a setting. A setting of any other type is changed in the file."""
 
     SWITCH = "switch"
     WHOLE = "whole"
@@ -55,7 +55,7 @@ class Origin(StrEnum):
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """One setting. `place` says where its value is written: a file and a line, or a variable."""
+    """One setting. `defined_at` says where its value comes from: a file and line, or a variable."""
 
     path: tuple[str, ...]
     says: str
@@ -76,7 +76,7 @@ class Entry(Struct, frozen=True, kw_only=True):
 
 
 class Section(Struct, frozen=True, kw_only=True):
-    """A table of the file."""
+    """One table of the file."""
 
     path: tuple[str, ...]
     says: str
@@ -84,7 +84,7 @@ class Section(Struct, frozen=True, kw_only=True):
 
 
 def form_of(examined: Examined, environment: Mapping[str, str]) -> list[Section]:
-    """Every section, in the order of the reference page; of named tables, those that are there."""
+    """Return every section, in the order of the reference page, with the named tables that exist."""
     return list(_Form(examined, environment).sections())
 
 
@@ -134,7 +134,7 @@ class _Form(Struct, frozen=True):
         elif written is not None:
             origin, where = Origin.FILE, str(place or Place(self.examined.configuration.file))
             if _has_variable(written):
-                value = written  # as it stands there: the variable may hold what nobody should read here
+                value = written  # as written: the variable may hold a secret
         else:
             origin, where = Origin.DEFAULT, ""
         default = _DEFAULTS.get(path) if field.default is MISSING else field.default
@@ -155,7 +155,7 @@ class _Form(Struct, frozen=True):
         )
 
     def _listening(self, name: str, value: Any) -> Any:
-        """As the house reads it when it opens."""
+        """Return the value that the server derives from RETINUE_LISTEN at startup."""
         listen = self.environment["RETINUE_LISTEN"]
         host, _, port = listen.rpartition(":")
         if name == "enabled":
@@ -166,7 +166,7 @@ class _Form(Struct, frozen=True):
 
 
 def _known(group: Any) -> Iterator[tuple[Field[Any], Any, Any]]:
-    """The keys that stand in one table, each with its type and its value: a group's own, and of what is flat in it."""
+    """Yield the keys of one table with type and value: those of the group and of its flat groups."""
     hints = hints_of(cast("type[Any]", type(group)))
     for each in fields(group):
         value = getattr(group, each.name)
@@ -178,7 +178,7 @@ def _known(group: Any) -> Iterator[tuple[Field[Any], Any, Any]]:
 
 
 def _is_group(value: Any, hint: Any) -> bool:
-    """Whether it is a table with rows of its own; a choice that may be one text is none."""
+    """Whether it is a table with its own rows. A choice that may be a plain text is not."""
     if is_dataclass(value):
         return not hasattr(type(value), "SHORT") and not isinstance(value, Secret)
     held = typing.get_args(hint)[-1] if isinstance(value, Mapping) and typing.get_args(hint) else None
@@ -226,7 +226,7 @@ def _has_variable(value: object) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """As JSON can say it: of a secret only where it is, of a variable only its name."""
+    """Convert a value to JSON: a secret to its location, a variable to its name."""
     match value:
         case Filled():
             return value.written

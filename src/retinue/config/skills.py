@@ -1,4 +1,4 @@
-"""Where skills are found and which are used; and which plug-ins are loaded, with which settings."""
+"""Skill settings (where skills are found and which are used) and plugin settings."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PLUGIN_NAME_LENGTH_MAX = 64
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLUGIN_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-# What decides which program runs, or who it speaks for, is not a skill's to have set.
+# Variables that decide which program runs, or for whom, cannot be set for a skill.
 _NOT_FOR_SKILLS = frozenset({"PATH", "HOME", "SHELL", "IFS", "ENV", "BASH_ENV", "PYTHONPATH", "PYTHONSTARTUP"})
 _NOT_FOR_SKILLS_BEGIN = ("LD_", "DYLD_", "RETINUE_")
 
 
 def env_name(text: str) -> str | None:
-    """The name of a variable that a skill's commands may be given."""
+    """Check the name of an environment variable for a skill's commands."""
     if len(text) > ENV_NAME_LENGTH_MAX or not _ENV_NAME.fullmatch(text):
         return "is not the name of an environment variable"
     if text in _NOT_FOR_SKILLS or text.startswith(_NOT_FOR_SKILLS_BEGIN):
@@ -32,14 +32,14 @@ def env_name(text: str) -> str | None:
 
 
 def plugin_name(text: str) -> str | None:
-    """Of a plug-in or of an instance: it is the name of a folder, and of a noun."""
+    """Check the name of a plugin or plugin instance. It names a folder and a CLI noun."""
     if len(text) <= PLUGIN_NAME_LENGTH_MAX and _PLUGIN_NAME.fullmatch(text):
         return None
     return f"must have at most {PLUGIN_NAME_LENGTH_MAX} small letters and digits, with single hyphens between them"
 
 
 class Exposure(StrEnum):
-    """How an agent reaches operations: as tools, by the command lines of skills, or whichever there is."""
+    """How an agent uses operations: as tools, through the command lines of skills, or either."""
 
     TOOLS = "tools"
     SKILLS = "skills"
@@ -47,7 +47,7 @@ class Exposure(StrEnum):
 
 
 class Trusted(StrEnum):
-    """Places whose skills may be used without anybody having looked at them."""
+    """Sources whose skills may be used without an approval."""
 
     WORKSPACE = "workspace"
     AGENT = "agent"
@@ -57,7 +57,10 @@ class Trusted(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillLists:
-    """Which skills are used, by globs over their names. An empty list is nothing, here as everywhere."""
+    """Which skills are used, by globs over their names.
+
+    An empty list matches nothing, as in every setting.
+    """
 
     allow: tuple[str, ...] = setting(
         ("*",), "Skills that may be used; an empty list is none.", effect=Effect.MESSAGE, example="weather"
@@ -76,7 +79,10 @@ class SkillLists:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """What one variable holds: words, or where a secret is. Where its name says that it is secret, only the latter."""
+    """The value of a variable: a text, or where a secret is.
+
+    A name that looks secret allows only the latter.
+    """
 
     SHORT: ClassVar[str] = "value"
 
@@ -90,7 +96,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillEntry:
-    """What is set for one skill."""
+    """Settings of one skill."""
 
     enabled: bool = setting(True, "Whether it is used at all.", effect=Effect.MESSAGE)
     env: Mapping[str, Variable | Secret] = setting(
@@ -104,7 +110,7 @@ class SkillEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillSettings(SkillLists):
-    """Folders with a SKILL.md that tell an agent how something is done."""
+    """Folders with a SKILL.md that explain to an agent how to do something."""
 
     folders: tuple[str, ...] = setting(
         (), "Further folders in which skills lie; from the home if relative.", effect=Effect.MESSAGE
@@ -120,7 +126,7 @@ class SkillSettings(SkillLists):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
-    """One instance of a plug-in."""
+    """One instance of a plugin."""
 
     plugin: str | None = setting(
         None, "Which plug-in it is. Not set: the one of this name.", check=plugin_name, example="diary"

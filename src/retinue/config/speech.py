@@ -1,4 +1,4 @@
-"""Speech: which programs make words of a voice message and a voice message of words. None, until some are set."""
+"""Speech: programs that convert voice messages to text and text to voice messages. None by default."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class SpeechMode(StrEnum):
     OFF = "off"
     ALWAYS = "always"
     INBOUND = "inbound"  # when it answers a voice message
-    TAGGED = "tagged"  # when the agent asks for it, by a tag
+    TAGGED = "tagged"  # when the agent requests it with a tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechCommand:
-    """A program, and what goes with it. It is run as it stands, without a shell, behind the sandbox's walls."""
+    """A program and its settings. It runs without a shell, in the sandbox."""
 
     command: tuple[str, ...] = setting(
         (),
@@ -51,7 +51,7 @@ class SpeechCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechSettings:
-    """Voice messages in and out, by programs of yours."""
+    """Voice messages in both directions, through programs that you provide."""
 
     mode: SpeechMode = setting(
         SpeechMode.OFF, "When answers are spoken: `off`, `always`, `inbound` or `tagged`.", effect=Effect.MESSAGE

@@ -1,4 +1,4 @@
-"""From a table to a frozen dataclass: every key known, every value of its type and within its bounds."""
+"""Parses a TOML table into a frozen dataclass: unknown keys, wrong types and values out of range are reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rules = Mapping[str, Rule]
 
 
 class _Nothing:
-    """Stands for a value that was wrong, and has been told of."""
+    """Marks a value that was invalid and has been reported."""
 
 
 NOTHING = _Nothing()
@@ -35,13 +35,14 @@ NOTHING = _Nothing()
 
 @runtime_checkable
 class Checked(Protocol):
-    """A group of settings that looks itself whether its keys fit each other, once each of them is right."""
+    """A settings class that checks whether its keys fit each other, after each was validated."""
 
     def check(self, path: KeyPath, faults: Faults) -> None: ...
 
 
 def table_at(value: object, path: KeyPath, faults: Faults) -> Table:
-    """The table that must be here; an empty one where something else is. None was told of when it was found."""
+    """Return the table at this path; an empty one if the value is not a table. None was already
+    reported."""
     if isinstance(value, dict):
         return cast(Table, value)
     if value is not None:
@@ -69,7 +70,8 @@ def values(
     rules: Rules | None = None,
     leave_out: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """The values of a table by the names of the fields of `cls`. What is wrong is told, and not among them."""
+    """Return the valid values of a table by field name of `cls`. Invalid ones are reported and left
+    out."""
     hints = hints_of(cls)
     known = {each.name: each for each in fields(cls) if each.name not in leave_out and rule_of(each).in_file}
     found: dict[str, Any] = {}
@@ -87,7 +89,8 @@ def values(
 
 @functools.cache
 def hints_of(cls: type[Any]) -> dict[str, Any]:
-    """The types of the fields; working them out takes longer than reading a table."""
+    """Return the types of the fields. Cached, because computing them takes longer than parsing a
+    table."""
     return typing.get_type_hints(cls)
 
 
@@ -111,7 +114,7 @@ def unknown_key(key: str, path: KeyPath, known: Iterable[str], faults: Faults) -
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     by_form = {_form(each): each for each in known}
-    import difflib  # only when something was mistyped
+    import difflib  # imported only for a mistyped key
 
     close = difflib.get_close_matches(_form(word), by_form, n=1, cutoff=0.6)
     return by_form[close[0]] if close else None
@@ -151,7 +154,7 @@ def _value(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule, 
 
 
 def _group(cls: type[Any], table: Table, path: KeyPath, faults: Faults, rules: Rules) -> object:
-    """One table within a section. Where a key that it must have is missing or wrong, there is no group."""
+    """Parse a nested table. If a required key is missing or invalid, there is no value."""
     before = faults.count
     found = values(cls, table, path, faults, rules=rules)
     needed = [each for each in fields(cls) if is_required(each)]
@@ -204,7 +207,7 @@ def _mapping(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule
 
 
 def _as_it_stands(value: object, path: KeyPath, faults: Faults) -> object:
-    """What goes into a request unread: whatever JSON can say."""
+    """Parse a value that is passed through unchecked: anything JSON can express."""
     match value:
         case str():
             return str(value)
@@ -217,9 +220,9 @@ def _as_it_stands(value: object, path: KeyPath, faults: Faults) -> object:
             return [_as_it_stands(item, (*path, index), faults) for index, item in enumerate(items)]
         case dict():
             return {key: _as_it_stands(inner, (*path, key), faults) for key, inner in cast(Table, value).items()}
-        case None:  # told of when it was found
+        case None:  # already reported
             return None
-        case Secret() if path[0] == "plugins":  # handed to the plug-in, which reads it when it needs it
+        case Secret() if path[0] == "plugins":  # passed to the plugin, which reads it when needed
             return value
         case _:
             faults.add(
@@ -232,7 +235,8 @@ def _as_it_stands(value: object, path: KeyPath, faults: Faults) -> object:
 
 
 def _by_name(hint: Any, value: object, path: KeyPath, faults: Faults, rule: Rule) -> object:
-    """A table whose keys are names. `agent.set = "boss"` without quotes is a table in a table, and means the same."""
+    """Parse a table whose keys are names. An unquoted `agent.set = "boss"` is a nested table and
+    means the same."""
     read: dict[str, object] = {}
     for key, inner in table_at(value, path, faults).items():
         if isinstance(inner, dict):
@@ -284,7 +288,7 @@ def _number(hint: type, value: object, path: KeyPath, faults: Faults, rule: Rule
     if isinstance(value, bool) or not isinstance(value, kinds):
         wanted = "a whole number" if hint is int else "a number"
         return _wrong(wanted, _plain(max(least, 10)), value, path, faults)
-    if not least <= value <= most:  # NaN is on no side of anything
+    if not least <= value <= most:  # false for NaN
         bounds = f"from {_plain(least)} to {_plain(most)}"
         nearer = _plain(most if value > most else least)
         faults.add(

@@ -1,7 +1,7 @@
-"""Ties the comments above a table to that table.
+"""Keeps the comments above a table attached to that table.
 
-The library that keeps our comments counts those above a `[table]` to the table before it. A key added there would land
-below a comment that speaks of something else, and taking that table out would take the comment along.
+tomlkit assigns comments above a `[table]` to the previous table. A key added there would land below
+an unrelated comment, and removing that table would remove the comment too.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import tomlkit
 from tomlkit.container import Container
 from tomlkit.items import AoT, Comment, Null, Table, Whitespace
 
-# Stands for the lines above a table. TOML has no such characters, and the library looks for a newline there.
+# Placeholder for the lines above a table. TOML forbids these characters, and tomlkit expects a newline there.
 _MARK = re.compile(r"\n\0(\d+)\0")
 
 
 class Commented:
-    """A document to change, whose text has every comment above the table that it stood above."""
+    """An editable document that keeps every comment above its table."""
 
     def __init__(self, text: str) -> None:
         self.document = tomlkit.parse(text)
         self._above: list[str] = []
-        self._loose = ""  # comments and blank lines since the last key, on our way from top to bottom
+        self._loose = ""  # comments and blank lines since the last key, from top to bottom
         self._walk(self.document)
-        is_all_comments = not self.document  # then there is no key to stand below, and what is added comes last
+        is_all_comments = not self.document  # then there is no key, and anything added comes last
         if is_all_comments or self.text() != text:
             self.document, self._above, self._loose = tomlkit.parse(text), [], ""
 
@@ -35,8 +35,10 @@ class Commented:
         return _MARK.sub(lambda mark: above[int(mark[1])], written) + above[-1]
 
     def _above_those_left(self, left: set[int]) -> list[str]:
-        """What stands above each table, and last what stands at the end. A table that was taken out leaves to the next
-        one what was not its own: the head of the file, and comments with a blank line below them.
+        """Return the lines above each remaining table, and last those at the end of the file.
+
+        A removed table leaves lines that were not its own to the next table: the file header, and
+        comments followed by a blank line.
         """
         above: list[str] = []
         carried = ""
@@ -74,7 +76,7 @@ class Commented:
 
 
 def _without_key_after(body: Sequence[tuple[object, object]]) -> list[bool]:
-    """For each item, whether no key of this table comes after it: it stands above the next table, or at the end."""
+    """Return for each item whether no key of this table follows: it stands above the next table or at the end."""
     found: list[bool] = []
     is_last = True
     for _, item in reversed(body):

@@ -1,4 +1,4 @@
-"""Changes the text of a settings file as a person would: only what was asked for is touched; comments stay."""
+"""Changes the text of a settings file as a person would: only what was requested changes, and comments stay."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from retinue.config.toml_comments import Commented
 from retinue.config.toml_source import FILE_BYTES_MAX
 from retinue.domain.errors import Conflict, Invalid, RetinueError, TooLarge
 
-# What makes two tables of an array the same one.
+# Keys that identify a table of an array.
 IDENTITY = ("id", "name")
 
 Changes = Mapping[str, Any]
 
 
 def patch(text: str, changes: Changes, *, expected_hash: str, validate: Callable[[str], object]) -> str:
-    """The text with the changes in it, as `validate` has accepted it; `validate` raises what is wrong otherwise.
+    """Return the text with the changes applied. `validate` raises if the result is invalid.
 
-    `changes` is a nested mapping: a table is merged into the one that is there, None takes a key out, anything else
-    takes the place of what was there. In an array whose tables all have an `id` (or all a `name`), those that are there
-    already are merged and the others added; other arrays are replaced whole.
+    `changes` is a nested mapping: a table is merged into the existing one, None removes a key, and
+    anything else replaces the value. In an array whose tables all have an `id` (or all a `name`),
+    existing tables are merged and others added; other arrays are replaced.
     """
     if text_hash(text) != expected_hash:
         raise Conflict(
@@ -38,7 +38,7 @@ def patch(text: str, changes: Changes, *, expected_hash: str, validate: Callable
     _check(changes, "")
     result = _patched(text, changes)
     if result is None:
-        validate(text)  # what is wrong with the text is better told by line
+        validate(text)  # reports errors in the text with their line
         raise RetinueError(
             "the settings file could not be changed without harm",
             because="some of its tables are written in a way that cannot be added to",
@@ -57,7 +57,7 @@ def patch(text: str, changes: Changes, *, expected_hash: str, validate: Callable
 
 
 def _patched(text: str, changes: Changes) -> str | None:
-    """The new text; None if it would not say, word for word, what was there and what was asked for."""
+    """Return the new text; None if its values would not be exactly the old ones with the changes."""
     try:
         before = tomllib.loads(text)
         wanted = _merged(before, changes)
@@ -70,7 +70,8 @@ def _patched(text: str, changes: Changes) -> str | None:
 
 
 def _says(text: str, wanted: dict[str, Any], before: dict[str, Any]) -> bool:
-    """Whether a text says what it should. A table that only held others is not written when it holds none any more."""
+    """Whether a text has the wanted values. A table that only held other tables disappears with the
+    last of them."""
     found = tomllib.loads(text)
     _drop_emptied(wanted, found, before)
     return repr(_sorted(found)) == repr(_sorted(wanted))
@@ -86,7 +87,7 @@ def _drop_emptied(wanted: dict[str, Any], found: dict[str, Any], before: dict[st
 
 
 def _check(value: object, path: str) -> None:
-    """Whether TOML can say this."""
+    """Raise Invalid if TOML cannot express the value."""
     if isinstance(value, Mapping):
         for key, inner in cast("Mapping[object, object]", value).items():
             if not isinstance(key, str):
@@ -110,7 +111,7 @@ def _unsayable(path: str, because: str) -> Invalid:
 
 
 def _put(table: MutableMapping[str, Any], changes: Changes) -> None:
-    """Work the changes into a tomlkit table, as far down as they go."""
+    """Apply the changes to a tomlkit table, recursively."""
     for key, change in changes.items():
         value: object = change
         there = table.get(key)
@@ -138,7 +139,7 @@ def _put_by_identity(array: object, changes: Sequence[Changes], identity: str) -
 
 
 def _merged(table: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-    """What the file must say afterwards, worked out on plain values, to hold the new text against."""
+    """Compute the expected values on plain dicts, to verify the new text against them."""
     merged = dict(table)
     for key, change in changes.items():
         value: object = change
@@ -158,7 +159,8 @@ def _merged(table: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
 
 
 def _identity(there: object, value: object) -> str | None:
-    """By what key two arrays of tables can be merged: one that every table of both has, and no two share."""
+    """Return the key by which two arrays of tables can be merged: every table of both has it, and
+    it is unique in each."""
     if not isinstance(there, list) or not isinstance(value, list | tuple) or not there or not value:
         return None
     arrays = [list(cast("Sequence[object]", there)), list(cast("Sequence[object]", value))]
@@ -174,7 +176,7 @@ def _are_told_apart(array: list[object], key: str) -> bool:
 
 
 def _sorted(value: object) -> object:
-    """The same for two values exactly if they say the same: in order of keys, and 1 is neither 1.0 nor true."""
+    """Normalize a value for comparison: keys sorted, with 1, 1.0 and true distinct."""
     if isinstance(value, dict):
         table = cast("dict[str, object]", value)
         return [(key, _sorted(table[key])) for key in sorted(table)]

@@ -1,6 +1,6 @@
-"""On which line of a TOML text each key is written. The standard parser reads values and forgets where they stood.
+"""Finds the line of each key in a TOML text. The standard parser does not keep positions.
 
-The text has been parsed before, so it is well-formed: this only has to find its way, not to judge.
+The text was parsed before, so it is well-formed: this only scans it and does not validate.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 from retinue.config.errors import KeyPath
 
-KEYS_MAX = 100  # in one dotted key; no setting lies deeper, and such a file is refused for its depth
+KEYS_MAX = 100  # per dotted key; no setting is deeper, and such a file is refused for its depth
 
 _BLANK = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
 _SPACE = re.compile(r"[ \t]*")
@@ -21,11 +21,11 @@ _ESCAPES = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", '"': '"', "\\
 
 
 def lines_of(text: str) -> dict[KeyPath, int]:
-    """Each key path of a well-formed TOML text with its line, the first being 1."""
+    """Return the line of each key path of a well-formed TOML text, starting at 1."""
     scanner = _Scanner(text.replace("\r\n", "\n"))
     try:
         scanner.scan()
-    except (IndexError, RecursionError):  # A line is a courtesy: what was found so far is given.
+    except (IndexError, RecursionError):  # Lines are best effort: return those found so far.
         pass
     return scanner.found
 
@@ -61,7 +61,7 @@ class _Scanner:
         return path
 
     def _within(self, keys: list[str]) -> KeyPath:
-        """A header that passes through an array of tables means the last of them."""
+        """Resolve a header path: an array of tables on the way means its last table."""
         path: KeyPath = ()
         for key in keys:
             path = (*path, key)
@@ -75,7 +75,7 @@ class _Scanner:
         for key in self._keys():
             path = (*path, key)
             self.found.setdefault(path, line)
-        self.at += 1  # the =
+        self.at += 1  # skip the =
         self._skip(_SPACE)
         self._value(path)
 
@@ -110,7 +110,7 @@ class _Scanner:
                 self._inline_table(path)
             case _:
                 if self.at == self._skip(_SCALAR):
-                    raise IndexError  # no value at all: this is not TOML, and to look on would never end
+                    raise IndexError  # no value: this is not TOML, and scanning on would never end
 
     def _array(self, path: KeyPath) -> None:
         self.at += 1
@@ -141,7 +141,7 @@ class _Scanner:
             if self.at >= len(self.text):
                 raise IndexError
         self.at += len(mark)
-        while len(mark) == 3 and self.text.startswith(quote, self.at):  # a closing mark may follow one or two quotes
+        while len(mark) == 3 and self.text.startswith(quote, self.at):  # one or two quotes may precede the closing mark
             self.at += 1
 
     def _peek(self) -> str:

@@ -1,4 +1,4 @@
-"""From files to one tree: parse, fill in `${VAR}`, find secrets, follow includes, remember what stood on which line."""
+"""Reads files into one tree: parses them, expands `${VAR}`, finds secrets, follows includes and records positions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Table = dict[str, object]
 _INCLUDE = "it says which other files belong to this one"
 _INCLUDE_SO = 'include = ["people.toml", "conf.d/*.toml"]'
 
-# The keys below these are names that people choose, so `[agents.token]` is an agent and no secret.
+# Keys below these are names that people choose, so `[agents.token]` is an agent, not a secret.
 NAMED = frozenset(
     {"agents", "templates", "people", "bindings", "schedules", "providers", "mcp", "plugins", "connectors"}
 )
@@ -39,7 +39,7 @@ NAMED_BELOW = frozenset(
     }
 )
 POLICY = ("house", "permission_policy")
-ORIGIN = "origin"  # the tables within its rules go by fields of results and by choices: origin.source[0].fields.token
+ORIGIN = "origin"  # tables in its rules are keyed by field or choice: origin.source[0].fields.token
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -53,7 +53,8 @@ _LINE = re.compile(r" ?\(at line (\d+), column \d+\)")
 
 
 class Filled(str):
-    """A text in which a variable was filled in. Errors show it `written`: the variable may hold a password."""
+    """A text with an expanded variable. Errors show `original`, because the variable may hold a
+    password."""
 
     written: str
 
@@ -64,14 +65,16 @@ class Filled(str):
 
 
 class Disk(Struct, frozen=True, kw_only=True):
-    """What a source reads from: the text of a file, and the files that fit a pattern. Either may raise OSError."""
+    """File access for a reader: the text of a file, and the files that match a pattern. Either may
+    raise OSError."""
 
     read: Callable[[Path], str]
     fitting: Callable[[Path, str], list[Path]]
 
 
 class Source:
-    """Reads a settings file with all that it includes. What is wrong is added to `faults`; the rest is the tree."""
+    """Reads a settings file with all its includes. Errors are added to `faults`; the rest is the
+    tree."""
 
     def __init__(self, disk: Disk, environment: Mapping[str, str], faults: Faults) -> None:
         self.files: list[Path] = []
@@ -90,7 +93,7 @@ class Source:
         lines = lines_of(text)
         here: dict[KeyPath, Place] = {(): Place(file)} | {path: Place(file, line) for path, line in lines.items()}
         below = self._faults.places
-        self._faults.places = here  # While this file is read, its own lines are the ones to name.
+        self._faults.places = here  # While this file is read, errors refer to its lines.
         own = cast(Table, self._filled(parsed, (), file))
         self._check_version(own)
         merged: Table = {}
@@ -104,7 +107,7 @@ class Source:
         return merge(merged, own)
 
     def _parse(self, file: Path, text: str) -> Table | None:
-        import tomllib  # a house without a file needs it as little as one that is handed its settings
+        import tomllib  # not needed without a settings file
 
         try:
             return tomllib.loads(text)
@@ -153,7 +156,7 @@ class Source:
         found: list[tuple[KeyPath, Path]] = []
         for index, pattern in enumerate(cast("list[object]", patterns)):
             path: KeyPath = ("include", index)
-            if pattern is None:  # told already
+            if pattern is None:  # already reported
                 continue
             if isinstance(pattern, str) and "**" in pattern:
                 self._faults.add(
@@ -265,7 +268,7 @@ class Source:
         return None
 
     def _fill(self, text: str, path: KeyPath) -> str | None:
-        """The text with its variables; None, as for anything that was told of already, where one is missing."""
+        """Expand the variables in a text. None if one is missing, which was reported."""
         before = self._faults.count
 
         def put(match: re.Match[str]) -> str:
@@ -297,8 +300,11 @@ class Source:
 
 
 def _is_sent_along(value: object, path: KeyPath) -> bool:
-    """The key of a provider, and any header to it or to an MCP server that could hold a secret: by its name, by where
-    it says its value is, or by a variable."""
+    """Whether this is a provider's key, or a header of a provider or MCP server that may hold a
+    secret.
+
+    A header may if its name suggests so, if it names a location, or if it uses a variable.
+    """
     match path:
         case ("providers", _, "key"):
             return True
@@ -311,7 +317,7 @@ def _is_sent_along(value: object, path: KeyPath) -> bool:
 
 
 def merge(base: Table, over: Table) -> Table:
-    """Tables are merged key by key, all the way down; of anything else the later wins."""
+    """Merge tables key by key, recursively. For anything else the later value wins."""
     merged = dict(base)
     for key, value in over.items():
         before = merged.get(key)
@@ -323,7 +329,7 @@ def merge(base: Table, over: Table) -> Table:
 
 
 def shown(value: object) -> str:
-    """A value as errors show it: short, as it was written, and never a secret."""
+    """Format a value for errors: short, as written, and never a secret."""
     match value:
         case bool():
             return str(value).lower()
@@ -344,14 +350,14 @@ def shown(value: object) -> str:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Why a file cannot be read, in few words."""
+    """Return in a few words why a file cannot be read."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
 def _plain(file: Path) -> Path:
-    """Without `..` and links, so that a file is known again under another name."""
+    """Return the path without `..` and symlinks, to recognize a file by any name."""
     try:
         return file.resolve()
     except (OSError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Which tools the staff has: rules of the house, over and above those of each agent."""
+"""Tool settings: rules of the server, in addition to those of each agent."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from retinue.domain.agent import ToolLists
 
 
 class Where(StrEnum):
-    """From strictest."""
+    """Where commands run, strictest first."""
 
     SANDBOX = "sandbox"
     HOST = "host"
 
 
 class Security(StrEnum):
-    """Which commands run at all, from strictest."""
+    """Which commands may run, strictest first."""
 
     DENY = "deny"
     ALLOWLIST = "allowlist"
@@ -28,7 +28,10 @@ class Security(StrEnum):
 
 
 class Asking(StrEnum):
-    """When a person is asked, from strictest. `off` with a list means: what it does not name is denied."""
+    """When a person is asked, strictest first.
+
+    With `off`, a command that the allowlist does not name is denied.
+    """
 
     ALWAYS = "always"
     ON_MISS = "on-miss"
@@ -36,7 +39,7 @@ class Asking(StrEnum):
 
 
 class Elevated(StrEnum):
-    """What becomes of a command that asks to leave the sandbox, where all gates are open."""
+    """What happens to a command that asks to leave the sandbox, if all gates are open."""
 
     OFF = "off"
     ASK = "ask"
@@ -48,7 +51,7 @@ _GLOBS = "Names of tools, globs with `*`, groups such as `group:web`."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lists(ToolLists):
-    """Rules over tools. Each place where they stand can only take away from what the others leave."""
+    """Rules over tools. Each level can only remove tools that the others leave."""
 
     profile: str | None = setting(
         None,
@@ -71,15 +74,18 @@ class Lists(ToolLists):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelLists(Lists):
-    """Rules for whoever writes from one channel; `*` is any that has none of its own."""
+    """Rules for senders on one channel; `*` applies to channels without rules."""
 
     by_sender: Mapping[str, Lists] = field(default_factory=dict[str, Lists], hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideLists(Lists):
-    """Rules for senders who are neither the owner nor a member: guests, paired senders, people in groups and webhooks.
-    A profile in the rules for one of them (`by_sender`, `by_channel`) replaces this one."""
+    """Rules for senders who are neither the owner nor a member.
+
+    They are guests, paired senders, people in groups and webhooks. A profile in the rules for one
+    of them (`by_sender`, `by_channel`) replaces this one.
+    """
 
     profile: str | None = setting(
         "minimal",
@@ -92,7 +98,10 @@ class OutsideLists(Lists):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecSettings:
-    """Commands: where they run, which may, and when a person is asked. A sandbox has walls, so more may run there."""
+    """Commands: where they run, which may, and when a person is asked.
+
+    More is allowed in a sandbox, which confines them.
+    """
 
     host: Where = setting(Where.SANDBOX, "Where commands run.", effect=Effect.MESSAGE)
     security: Security = setting(Security.ALLOWLIST, "Which commands may run outside a sandbox.", effect=Effect.MESSAGE)
@@ -113,7 +122,7 @@ class ExecSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSettings(Lists):
-    """Rules over tools for the whole house."""
+    """Tool rules for the whole server."""
 
     exec: ExecSettings = ExecSettings()
     outside_senders: OutsideLists = OutsideLists()
@@ -136,7 +145,7 @@ class ToolSettings(Lists):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalSettings:
-    """How people are asked."""
+    """How people are asked for approvals."""
 
     expires_s: float = setting(
         86_400.0, "How long a question can be answered.", effect=Effect.MESSAGE, least=10, most=30 * 86_400

@@ -1,4 +1,4 @@
-"""Keys of an agent whose part of the house is not there yet: refused by name, and never taken for a slip of the pen."""
+"""Keys of an agent that are not supported yet: refused by name, not mistaken for a typo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATER: Mapping[str, tuple[str, str]] = {
 
 
 def refuse(key: str, path: KeyPath, faults: Faults) -> bool:
-    """Whether this is such a key, in whatever spelling. Then it is refused."""
+    """Report the key if it is such a key, in any spelling. Returns whether it was."""
     known = {_form(name): what for name, what in LATER.items()}.get(_form(key))
     if known is None:
         return False

@@ -1,4 +1,4 @@
-"""What single texts of the file must look like. Each check gives back what is wrong, or None."""
+"""Checks of single texts in the settings. Each returns what is wrong, or None."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MODEL_LENGTH_MAX = 200
 ALIAS_LENGTH_MAX = 60
 DISPLAY_NAME_LENGTH_MAX = 64  # characters
 PATH_LENGTH_MAX = 1000
-ICON_LENGTH_MAX = 16  # characters: an emoji of a whole family has eleven
+ICON_LENGTH_MAX = 16  # a family emoji has eleven characters
 TOOL_PROFILES = ("minimal", "coding", "messaging", "full")
-DEFAULT = "default"  # said of a model or an effort: as it would be without being said
+DEFAULT = "default"  # for a model or effort: same as not set
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
@@ -30,19 +30,19 @@ _ALIAS = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._:-]*")
 _IMAGE = re.compile(r"[a-z0-9][a-z0-9._/:@-]{0,199}")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 LOOPBACK_NAMES = frozenset({"localhost"})
-_JOINER = "\u200d"  # makes one emoji of several
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zs", "Zl", "Zp"})  # not Cn: emoji are newer than our tables of them
+_JOINER = "\u200d"  # joins several emoji into one
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zs", "Zl", "Zp"})  # not Cn: emoji may be newer than our Unicode tables
 
 
 def host(text: str) -> str | None:
-    """A name or an address, without scheme and port."""
+    """Check a host name or IP address, without scheme and port."""
     if _is_ip(text) or (len(text) <= HOST_LENGTH_MAX and _HOST.fullmatch(text) and not _looks_like_ipv4(text)):
         return None
     return "must be a host name or an IP address, without scheme, port or path"
 
 
 def is_loopback(text: str) -> bool:
-    """Whether only this machine can reach a host of that name."""
+    """Whether only this machine can reach this host."""
     return ipaddress.ip_address(text).is_loopback if _is_ip(text) else text.lower() in LOOPBACK_NAMES
 
 
@@ -55,7 +55,7 @@ def network(text: str) -> str | None:
 
 
 def url(text: str) -> str | None:
-    """An http or https address, without a name or password in it."""
+    """Check an http or https URL without user name and password."""
     try:
         parts = urlsplit(text)
         well_formed = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
@@ -85,7 +85,7 @@ def store(text: str) -> str | None:
 
 
 def password_in(address: str) -> str:
-    """The password that the address of a database holds, before the @ or among its options; empty where none is."""
+    """Return the password in a database URL, before the @ or in its options; empty if there is none."""
     try:
         parts = urlsplit(address)
     except ValueError:
@@ -117,7 +117,7 @@ def name(text: str) -> str | None:
 
 
 def model_reference(text: str) -> str | None:
-    """PROVIDER/MODEL, an alias, or the name of a model of the house."""
+    """Check PROVIDER/MODEL, an alias, or the name of a built-in model."""
     if not text or len(text) > MODEL_LENGTH_MAX or not text.isprintable() or re.search(r"\s", text):
         return f"must name a model in 1 to {MODEL_LENGTH_MAX} characters without blanks"
     provider, slash, model = text.partition("/")
@@ -147,7 +147,7 @@ def tool_profile(text: str) -> str | None:
 
 
 def icon(text: str) -> str | None:
-    """An emoji or a few letters: nothing that is not seen, or that turns the words around it about."""
+    """Check an emoji or a few letters: no invisible or bidirectional characters."""
     seen = all(sign == _JOINER or unicodedata.category(sign) not in _UNSEEN for sign in text)
     if len(text) <= ICON_LENGTH_MAX and seen and text.strip(_JOINER) == text:
         return None
@@ -155,7 +155,7 @@ def icon(text: str) -> str | None:
 
 
 def display_name(text: str) -> str | None:
-    """One line that can be seen, and nothing that turns the words around it about."""
+    """Check a single visible line without bidirectional characters."""
     seen = all(sign in (" ", _JOINER) or unicodedata.category(sign) not in _UNSEEN for sign in text)
     if len(text) <= DISPLAY_NAME_LENGTH_MAX and seen and text.strip() == text:
         return None
@@ -163,7 +163,7 @@ def display_name(text: str) -> str | None:
 
 
 def folder(text: str) -> str | None:
-    """A path from / or ~/ on, or one below some other folder, and no way out of that."""
+    """Check a path that starts with / or ~/, or is relative and does not leave its base folder."""
     path = PurePosixPath(text)
     if len(text) > PATH_LENGTH_MAX or not text.isprintable() or not text.strip() or ".." in path.parts:
         return f"must be a path of at most {PATH_LENGTH_MAX} characters, without .."
@@ -171,7 +171,7 @@ def folder(text: str) -> str | None:
 
 
 def context_file(text: str) -> str | None:
-    """A path or a pattern below some folder, and no way out of that."""
+    """Check a relative path or pattern that does not leave its base folder."""
     path = PurePosixPath(text)
     if len(text) > PATH_LENGTH_MAX or not text.isprintable() or not text.strip() or ".." in path.parts:
         return f"must be a path of at most {PATH_LENGTH_MAX} characters, without .."
@@ -179,14 +179,14 @@ def context_file(text: str) -> str | None:
 
 
 def glob(text: str) -> str | None:
-    """A name, or a pattern as `fnmatch` reads it. A [ that is not closed would be taken for the character itself."""
+    """Check a name or an `fnmatch` pattern. An unclosed [ would be taken literally."""
     if not text.strip() or not text.isprintable():
         return "must be a name or a pattern with `*`, and not empty"
     return "must close each [ by a ]" if "[" in re.sub(r"\[!?\]?[^\]]*\]", "", text) else None
 
 
 def command_rule(text: str) -> str | None:
-    """A rule of the list of commands that pass; `policy/tools/exec_allowlist.py` says what it means."""
+    """Check a rule of the command allowlist; `policy/tools/exec_allowlist.py` says what it means."""
     words = text.split()
     if not words:
         return "must name a program"
@@ -208,7 +208,8 @@ def image(text: str) -> str | None:
 
 
 def secret_reference(text: str) -> str | None:
-    """Where a secret is. What is no such place may be the secret itself, and is not shown."""
+    """Check the location of a secret. Any other text may be the secret itself, so errors do not
+    show it."""
     if re.fullmatch(r"env:[A-Za-z_][A-Za-z0-9_]{0,99}", text) or (
         re.fullmatch(r"file:[/~].{1,1000}", text) and text.isprintable()
     ):

@@ -1,4 +1,4 @@
-"""How agents reach the web."""
+"""Web settings: how agents access the web."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BRAVE_KEY = "BRAVE_API_KEY"
 
 
 def host_and_port(text: str) -> str | None:
-    """A host of the owner's own network, exactly: a name or an address, and perhaps a port."""
+    """Check an exact host of the owner's own network: a name or IP address, optionally with a port."""
     host, colon, port = text.rpartition(":")
     if colon and port.isascii() and port.isdigit() and not (host.count(":") and not host.startswith("[")):
         if not 0 < int(port[:6]) <= validators.PORT_MAX:
@@ -27,7 +27,7 @@ def host_and_port(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrowserSettings:
-    """A headless Chromium of each session that wants one."""
+    """A headless Chromium per session that uses it."""
 
     enabled: bool = setting(True, "Whether agents can have a browser, where Chromium is installed.", effect=Effect.HOT)
     path: Path | None = setting(None, "The program. Not set: `chromium`, `chromium-browser` or `google-chrome`.")
