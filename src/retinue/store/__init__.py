@@ -1,1 +1,1 @@
-"""What survives: transactions as plain functions."""
+"""The database: every transaction is a plain function that takes a connection."""

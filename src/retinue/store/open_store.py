@@ -1,4 +1,4 @@
-"""Opening a store: schema brought up to date, refused untouched when damaged or made by a newer version."""
+"""Open a store and upgrade its schema. A damaged store, or one written by a newer version, is rejected unchanged."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ PREPARE_LOCK = 7320451
 
 
 class Schema(Struct, frozen=True):
-    """What a version of retinue knows of the schema: its newest revision, all of them, and where their scripts lie.
+    """The schema that this version knows: its newest revision, all revisions, and the path of their scripts.
 
-    `from_tables`: a new store is made as the tables say, and stamped. That is what all the scripts together make, as a
-    test shows to the letter, without importing alembic at a first start.
+    `from_tables`: create a new store from the table definitions and stamp it, without importing
+    alembic. A test proves that all scripts together produce exactly the same schema.
     """
 
     head: str = HEAD
@@ -49,10 +49,10 @@ SCHEMA = Schema(from_tables=True)
 async def open_store(
     url: str | Path, *, faults: Faults = NO_FAULTS, schema: Schema = SCHEMA, lock: LockRequest | None = None
 ) -> Store:
-    """Open the store at a file path, or at a `postgresql://` address. On return it is ready for use.
+    """Open the store at a file path or at a `postgresql://` URL. It is ready for use when this returns.
 
-    `lock`: who serves it. A database is refused that another server uses; a file is guarded by the lock of its data
-    directory.
+    `lock` identifies the server that opens it. A database that another server uses is rejected. A
+    file is protected by the lock of its data directory instead.
     """
     if isinstance(url, str) and url.startswith(("postgresql", "postgres:")):
         return await _open_postgres(url, faults, schema, lock)
@@ -70,7 +70,7 @@ async def _open_postgres(text: str, faults: Faults, schema: Schema, request: Loc
         url = sa.make_url(f"postgresql+psycopg:{place}")
         lock = ServerLock(url, request) if request is not None else None
         if lock is not None:
-            await lock.take()  # first of all: nothing is changed in a database that another server uses
+            await lock.take()  # first: nothing may change in a database that another server uses
         try:
             await asyncio.get_running_loop().run_in_executor(None, prepare_postgres, url, schema)
         except BaseException:
@@ -95,7 +95,7 @@ async def _open_postgres(text: str, faults: Faults, schema: Schema, request: Loc
 
 
 def prepare_sqlite(path: Path, *, schema: Schema = SCHEMA) -> None:
-    """Make or migrate the file. What we refuse we have not touched; a migration is rehearsed on a copy first."""
+    """Create or migrate the file. A rejected file is unchanged, and a migration runs on a copy first."""
     with _telling(path):
         _remove_copy(_rehearsal_of(path))
         if not path.exists():
@@ -113,7 +113,7 @@ def prepare_sqlite(path: Path, *, schema: Schema = SCHEMA) -> None:
 def open_inline(
     path: str | Path = ":memory:", *, faults: Faults = NO_FAULTS, yields: bool = True
 ) -> sqlite.InlineStore:
-    """A store without threads, for simulation."""
+    """Open a store without threads, for simulation."""
     store = sqlite.InlineStore(path, faults=faults, yields=yields)
     if stored_revision(store.connection) is None:
         _upgrade_in_transaction(store.connection, SCHEMA)
@@ -121,7 +121,7 @@ def open_inline(
 
 
 def stored_revision(conn: sa.Connection) -> str | None:
-    """Which revision a store has; None for an empty one."""
+    """Return the schema revision of a store, or None if it is empty."""
     if not sa.inspect(conn).has_table("alembic_version"):
         return None
     return conn.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
@@ -139,11 +139,11 @@ def refuse_unknown(revision: str | None, schema: Schema = SCHEMA) -> None:
 
 
 def upgrade(conn: sa.Connection, schema: Schema = SCHEMA) -> None:
-    """Run what is missing, within the caller's transaction."""
+    """Run the missing migrations within the caller's transaction."""
     if schema.from_tables and stored_revision(conn) is None:
         tables.create(conn, schema.head)
         return
-    # Imported on use: a house whose schema is current never pays for alembic.
+    # Imported on use: a server whose schema is current does not need alembic.
     from alembic import command
     from alembic.config import Config
 
@@ -151,13 +151,13 @@ def upgrade(conn: sa.Connection, schema: Schema = SCHEMA) -> None:
     config.set_main_option("script_location", str(schema.scripts).replace("%", "%%"))
     config.attributes["connection"] = conn
     if not conn.in_transaction():
-        conn.begin()  # or alembic would begin one of its own, and commit it where only we may
+        conn.begin()  # otherwise alembic would begin its own transaction and commit it, which only we may do
     try:
         command.upgrade(config, "head")
     except Exception as error:
         explained = explain(error) if isinstance(error, exc.SQLAlchemyError) else None
         if explained is not None and explained.code not in ("store.refused", "store.constraint-broken"):
-            raise explained from error  # a full or failing disk is no fault of the migration
+            raise explained from error  # a full or failing disk is not the migration's fault
         said = explained.because if explained else f"{type(error).__name__}: {error}"
         raise _upgrade_failed(said) from error
 
@@ -173,8 +173,8 @@ def _upgrade_failed(because: str) -> StoreError:
 
 def _upgrade_in_transaction(conn: sa.Connection, schema: Schema) -> None:
     raw: Any = conn.connection.dbapi_connection
-    # Batch mode rebuilds tables. The check below replaces the row by row ones, and a view must bear its table's
-    # absence for the moment between the old one's end and the new one's name.
+    # Batch mode rebuilds tables. The check below replaces the row-by-row foreign key checks. A view must tolerate
+    # that its table is missing between dropping the old one and renaming the new one.
     raw.execute("PRAGMA foreign_keys = OFF")
     raw.execute("PRAGMA legacy_alter_table = ON")
     raw.execute("BEGIN IMMEDIATE")
@@ -192,11 +192,11 @@ def _upgrade_in_transaction(conn: sa.Connection, schema: Schema) -> None:
         raw.execute("PRAGMA foreign_keys = ON")
 
 
-# Files
+# --- files ---
 
 
 def _make(path: Path, schema: Schema) -> None:
-    """A new store appears at its place only when it is whole, so an empty file there is never one of ours."""
+    """Create a new store. It appears at its path only when it is complete, so we never leave an empty file there."""
     new = path.with_name(f"{path.name}.new-{os.getpid()}")
     _remove_copy(new)
     try:
@@ -210,7 +210,7 @@ def _make(path: Path, schema: Schema) -> None:
 
 
 def _put(new: Path, path: Path) -> None:
-    """Never over what another process has just put there: unlike a rename, a link would be refused."""
+    """Link the new file into place. Unlike a rename, a link fails if another process has just created the file."""
     try:
         os.link(new, path)
     except FileExistsError:
@@ -218,12 +218,12 @@ def _put(new: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
-        if not path.exists():  # a disk that knows no links
+        if not path.exists():  # the file system does not support links
             os.rename(new, path)
 
 
 def _rehearse(path: Path, schema: Schema) -> None:
-    """Upgrade a copy first: a migration that fails leaves the house as it was."""
+    """Upgrade a copy first, so that a failing migration leaves the store unchanged."""
     copy = _rehearsal_of(path)
     try:
         _touch_private(copy)
@@ -242,7 +242,7 @@ def _rehearsal_of(path: Path) -> Path:
 
 
 def _touch_private(path: Path) -> None:
-    """Ours alone from the first byte on: letters are private."""
+    """Create an empty file that only the owner can read, from the first byte on: messages are private."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
@@ -253,7 +253,7 @@ def _remove_copy(path: Path) -> None:
 
 @contextmanager
 def _telling(path: Path) -> Generator[None]:
-    """What SQLite and the disk say, in our words."""
+    """Translate errors of SQLite and the operating system into `StoreError`."""
     try:
         yield
     except (exc.SQLAlchemyError, sqlite3.Error) as error:
@@ -273,22 +273,22 @@ def _telling(path: Path) -> Generator[None]:
 
 
 def _see_that_it_can_be_written(conn: sa.Connection) -> None:
-    """Now rather than at the first envelope: SQLite opens a file that it cannot write without a word."""
+    """Check now rather than at the first envelope: SQLite opens a file that it cannot write without an error."""
     raw: Any = conn.connection.dbapi_connection
     raw.execute("BEGIN IMMEDIATE")
     raw.execute("ROLLBACK")
 
 
-# PostgreSQL
+# --- PostgreSQL ---
 
 
 def prepare_postgres(url: sa.URL, schema: Schema = SCHEMA) -> None:
-    """Make or migrate the tables, all in one transaction."""
+    """Create or migrate the tables in one transaction."""
     tables.know_postgres()
     engine = sa.create_engine(url)
     try:
         with engine.begin() as conn:
-            # Two processes that start at once take turns here.
+            # Two processes that start at the same time take turns here.
             conn.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": PREPARE_LOCK})
             _see_that_it_keeps_any_text(conn)
             revision = stored_revision(conn)

@@ -1,4 +1,4 @@
-"""Agents in the store."""
+"""Agents and their versions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _read(body: str) -> Agent:
 
 
 def find(conn: sa.Connection, name: str) -> Agent | None:
-    """The agent of this name, in whatever case it is written; None where there is none, or no longer."""
+    """Return the agent with this name, case-insensitive, or None if there is none or it was removed."""
     row = conn.execute(_find, {"folded": name.casefold()}).one_or_none()
     if row is None or row.removed_ms is not None:
         return None
@@ -59,12 +59,12 @@ def find(conn: sa.Connection, name: str) -> Agent | None:
 
 
 def was_here(conn: sa.Connection, name: str) -> bool:
-    """Whether there is or ever was an agent of this name."""
+    """Whether an agent with this name exists or existed."""
     return conn.execute(_find, {"folded": name.casefold()}).one_or_none() is not None
 
 
 def put(conn: sa.Connection, agent: Agent, *, source: str, at_ms: int, changed_by: str = "house") -> Agent:
-    """Add an agent, or make this its next version. Its first spelling stays, and so does every earlier version."""
+    """Insert an agent, or store this as its next version. The first spelling and all earlier versions stay."""
     row = conn.execute(_find, {"folded": agent.name.casefold()}).one_or_none()
     if row is None:
         conn.execute(
@@ -114,7 +114,7 @@ def _version_of(row: sa.Row[Any]) -> AgentVersion:
 
 
 def versions(conn: sa.Connection, name: str, *, limit: int, before: int = 2**31 - 1) -> Sequence[AgentVersion]:
-    """What an agent has been, the newest first."""
+    """List the versions of an agent, newest first."""
     return [_version_of(row) for row in conn.execute(_versions, {"agent": name, "before": before, "limit": limit})]
 
 
@@ -124,17 +124,17 @@ def version(conn: sa.Connection, name: str, number: int) -> AgentVersion | None:
 
 
 def at_work(conn: sa.Connection, name: str) -> list[SessionId]:
-    """The sessions in which a run of this agent is open, parked ones too."""
+    """List the sessions with an open run of this agent, including suspended runs."""
     return [SessionId(id_) for id_ in conn.execute(_busy, {"agent": name}).scalars()]
 
 
 def remove(conn: sa.Connection, name: str, *, at_ms: int) -> None:
-    """Let an agent go. Its sessions and runs stay readable."""
+    """Remove an agent. Its sessions and runs stay readable."""
     conn.execute(_remove, {"the_name": name.casefold(), "now": at_ms})
 
 
 def sources(conn: sa.Connection) -> dict[str, str]:
-    """By which road each agent became what it is."""
+    """Return the source of each agent's current definition."""
     return {row.name: row.source for row in conn.execute(_sources)}
 
 

@@ -1,4 +1,4 @@
-"""What was looked at and found good: a skill, the tools of an MCP server. What has changed since asks again."""
+"""Approved hashes of skills and of tools of MCP servers. A changed one needs a new approval."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _remove = t.pins.delete().where(_mine)
 
 
 class Pin(Struct, frozen=True, kw_only=True):
-    """`content` is what was found good, to show a difference by."""
+    """An approval. `content` is the approved content, to show a diff."""
 
     kind: str
     name: str
@@ -57,7 +57,7 @@ def find(conn: sa.Connection, kind: str, name: str) -> Pin | None:
 
 
 def hashes(conn: sa.Connection, kind: str) -> dict[str, str]:
-    """By name, the hash of what was found good: all that a run needs to know."""
+    """Return the approved hashes by name: all that a run needs."""
     return {row.name: row.hash for row in conn.execute(_hashes, {"the_kind": kind})}
 
 
@@ -66,7 +66,7 @@ def everything(conn: sa.Connection, kind: str) -> list[Pin]:
 
 
 def put(conn: sa.Connection, kind: str, name: str, *, hash_: str, content: str, decided_by: str, at_ms: int) -> None:
-    """Found good, in place of whatever was before. A content beyond the bound is cut, and the hash stands for it."""
+    """Store an approval, replacing an earlier one. Content over the limit is truncated; the hash covers all of it."""
     content = content[:CONTENT_CHARS_MAX]
     values = {"new_hash": hash_, "new_content": content, "who": decided_by, "now": at_ms}
     if conn.execute(_change, {"the_kind": kind, "the_name": name, **values}).rowcount:
@@ -76,5 +76,5 @@ def put(conn: sa.Connection, kind: str, name: str, *, hash_: str, content: str, 
 
 
 def remove(conn: sa.Connection, kind: str, name: str) -> bool:
-    """No longer found good. False where it never was."""
+    """Remove an approval. Returns False if there was none."""
     return bool(conn.execute(_remove, {"the_kind": kind, "the_name": name}).rowcount)

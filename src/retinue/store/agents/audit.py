@@ -1,7 +1,8 @@
-"""The audit in the store: lines that commit with what they tell of, anchors of where chains stood, and the verifier.
+"""The audit log: entries commit with the change they describe. Anchors record chain ends; `verify` checks both.
 
-Lines are written on an open page, which stands in one line with every other write: nobody else can be writing the same
-position. A line costs one look for the chain's head and one insert; several at once cost one look.
+Entries are written in an open `Transaction`, which serializes all writes, so no other write can use
+the same position. An entry costs one lookup of the chain's head and one insert; several at once
+share the lookup.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ FLAWS_MAX = 100
 LINES_AT_ONCE = 2_000
 POSITION_MAX = 2**62
 Place = tuple[str, int]  # a chain, and a position in it
-Before = tuple[int, str, int]  # the moment, chain and position of a line
+Before = tuple[int, str, int]  # the time, chain and position of an entry
 FIRST: Place = (HOUSE_CHAIN, -POSITION_MAX)
-AFTER_ALL_CHAINS = "g"  # which comes after every hex digit
+AFTER_ALL_CHAINS = "g"  # sorts after every hex digit
 _AGENT_CHARS_MAX = 64
 _VERDICT_CHARS_MAX = 16
 
@@ -52,13 +53,14 @@ _insert = _a.insert()
 _insert_anchor = _n.insert()
 
 
-# --- writing ---
+# --- write ---
 
 
 def append(page: Page, chain: str, entries: Sequence[Entry]) -> None:
-    """Write lines to the end of a chain: a session's id, or `HOUSE_CHAIN`. Part of whatever commit the page is of.
+    """Append entries to a chain: a session's id, or `HOUSE_CHAIN` for the server. Commits with the transaction.
 
-    The first line of a session's chain is told of in the house's: a chain that is gone as a whole is missed there.
+    The first entry of a session's chain is also recorded in the server's chain, so that the
+    deletion of a complete chain is detected.
     """
     if not entries:
         return
@@ -90,7 +92,10 @@ def append(page: Page, chain: str, entries: Sequence[Entry]) -> None:
 
 
 def on_its_own(conn: sa.Connection, entries: Sequence[Entry], *, now_ms: int, chain: str = HOUSE_CHAIN) -> None:
-    """For a commit that opens no page. One that does takes `append`: a page is opened once."""
+    """Append entries in a transaction that is opened here.
+
+    If one is already open, call `append`: it can be opened only once.
+    """
     page = Page(conn, now_ms)
     append(page, chain, entries)
     page.close()
@@ -113,10 +118,10 @@ _latest_anchor_of = sa.select(sa.func.max(_n.c.position)).where(_n.c.chain == _b
 
 
 def anchor(conn: sa.Connection, *, now_ms: int) -> Anchor | None:
-    """Write down where every chain stands that has moved since the last time; None where none has.
+    """Store the end of every chain that has grown since the last anchor. Returns None if none has.
 
-    What comes back is where the house's own chain stands, which covers all the others: to be kept outside of the store,
-    as a line of the log. `verify` takes it from there.
+    Returns the anchor of the server's chain, which covers all others. Store it outside the
+    database, for example in the log, and pass it to `verify`.
     """
     page = Page(conn, now_ms)
     since: int = conn.execute(_last_anchor).scalar() or 0
@@ -145,7 +150,7 @@ def _anchor_row(anchor: Anchor) -> dict[str, Any]:
     return {"at_ms": anchor.at_ms, "chain": anchor.chain, "position": anchor.position, "hash": anchor.hash}
 
 
-# --- verifying ---
+# --- verify ---
 
 _COLUMNS = (
     _a.c.chain,
@@ -197,7 +202,7 @@ _anchors_at = sa.select(_n.c.at_ms, _n.c.chain, _n.c.position, _n.c.hash).where(
 
 
 class Verified(Struct, frozen=True, kw_only=True):
-    """What was gone through, and what of it is not as it was written. Of flaws the first hundred are told."""
+    """How much was verified, and what does not match. At most a hundred flaws are reported."""
 
     lines: int
     chains: int
@@ -210,7 +215,7 @@ class Verified(Struct, frozen=True, kw_only=True):
 
 
 def verify(conn: sa.Connection, *, chain: str | None = None, outside: Sequence[Anchor] = ()) -> Verified:
-    """Go through every chain, or one. `outside` are anchors that were kept elsewhere, such as in a log."""
+    """Verify every chain, or one. `outside` are anchors stored outside the database, such as in a log."""
     checker, flaws = Checker(), _Flaws()
     for link in links(conn, chain):
         flaws.add(checker.follow(link))
@@ -243,7 +248,7 @@ def _flaws_of_anchors(conn: sa.Connection, chain: str | None) -> Iterator[Flaw]:
 
 
 def _flaws_of_anchorings(conn: sa.Connection) -> Iterator[Flaw]:
-    """Anchors that were changed or taken away, as the house's chain remembers them."""
+    """Yield anchors that were changed or removed, according to the server's chain."""
     known: set[int] = set()
     for row in conn.execute(_anchorings).all():
         known.add(row.at_ms)
@@ -258,7 +263,7 @@ def _flaws_of_anchorings(conn: sa.Connection) -> Iterator[Flaw]:
 
 
 def links(conn: sa.Connection, chain: str | None = None) -> Iterator[Link]:
-    """Chain by chain, each in its order, with a bounded part of it in memory."""
+    """Yield all entries, chain by chain in order, with a limited number in memory."""
     place: Place = (chain or HOUSE_CHAIN, -POSITION_MAX)
     while found := some(conn, chain=chain, after=place, limit=LINES_AT_ONCE):
         yield from found
@@ -266,20 +271,23 @@ def links(conn: sa.Connection, chain: str | None = None) -> Iterator[Link]:
 
 
 def some(conn: sa.Connection, *, chain: str | None, after: Place, limit: int) -> list[Link]:
-    """The next lines after a place in all chains, or in one."""
+    """Return the next entries after a position in all chains, or in one."""
     bounds = {"after_chain": after[0], "after_position": after[1], "limit": limit}
     return [Link(*row) for row in conn.execute(_in_order if chain is None else _of_chain, bounds)]
 
 
 def anchors(conn: sa.Connection, *, after: Place = FIRST, last: Place | None = None) -> list[Anchor]:
-    """Those of places after one, up to another, or all that follow: no more than there were lines."""
+    """Return the anchors of positions after one, up to another, or all that follow.
+
+    There are never more than entries.
+    """
     last_chain, last_position = last or (AFTER_ALL_CHAINS, POSITION_MAX)
     bounds = {"after_chain": after[0], "after_position": after[1]}
     rows = conn.execute(_anchors, {**bounds, "last_chain": last_chain, "last_position": last_position})
     return [Anchor(*row) for row in rows]
 
 
-# --- listing ---
+# --- lists ---
 
 _FILTERS: dict[str, sa.ColumnElement[bool]] = {
     "chain": _a.c.chain == _b("the_chain"),
@@ -322,7 +330,7 @@ def listed(
     since_ms: int | None = None,
     seen_by: Principal = HOUSE,
 ) -> list[Link]:
-    """The newest lines first, of chains that are seen: the house's own is the owner's."""
+    """List entries of visible chains, newest first. Only the owner sees the server's chain."""
     at_ms, after_chain, position = before or (POSITION_MAX, HOUSE_CHAIN, 0)
     wanted = {"chain": chain, "kind": kind or None, "agent": agent or None, "who": who or None, "since": since_ms}
     given = {f"the_{name}": value for name, value in wanted.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Credentials in the store, and how they fared. Keys are not among what is stored: only where they are."""
+"""Credentials and their cooldowns. Only the location of each key is stored, never the key."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _cooling(row: sa.Row[Any]) -> Cooling:
 
 
 def everyone(conn: sa.Connection) -> list[Credential]:
-    """Of the house and of every agent."""
+    """List the credentials of the instance and of all agents."""
     return [_credential(row) for row in conn.execute(_all)]
 
 
@@ -82,7 +82,7 @@ def find(conn: sa.Connection, agent: str, id_: str) -> Credential | None:
 
 
 def add(conn: sa.Connection, credential: Credential, *, at_ms: int) -> bool:
-    """Whether there was room for it: one that is there already stays as it is."""
+    """Insert a credential. Returns False if it exists; then it is not changed."""
     if find(conn, *credential.key) is not None:
         return False
     conn.execute(
@@ -103,25 +103,25 @@ def add(conn: sa.Connection, credential: Credential, *, at_ms: int) -> bool:
 
 
 def remove(conn: sa.Connection, agent: str, id_: str) -> bool:
-    """Whether there was something to remove. How it fared goes with it."""
+    """Remove a credential with its cooldowns. Returns whether there was one."""
     conn.execute(_forget, {"the_agent": agent, "the_id": id_})
     return conn.execute(_remove, {"the_agent": agent, "the_id": id_}).rowcount == 1
 
 
 def set_order(conn: sa.Connection, agent: str, provider: str, order: Sequence[Credential], *, at_ms: int) -> None:
-    """From now on in this order; those that are not in it come after. An empty one leaves it to their last use."""
+    """Set the order. Credentials that are not in it come after. An empty order sorts by last use."""
     conn.execute(_no_order, {"the_agent": agent, "the_provider": provider})
     for place, credential in enumerate(order):
-        add(conn, credential, at_ms=at_ms)  # one that was found, in the environment or the settings, has no row yet
+        add(conn, credential, at_ms=at_ms)  # one found in the environment or the settings has no row yet
         conn.execute(_place, {"the_agent": agent, "the_id": credential.id, "place": place})
 
 
 def mark_used(
     conn: sa.Connection, credential: Credential, *, at_ms: int, model: str | None = None, asked_ms: int | None = None
 ) -> None:
-    """It served. What had failed for this model, or for all of them, is forgiven; without a model, everything is.
+    """Record a success. Clears the cooldowns for this model and for all models; without a model, clears all.
 
-    A call that was begun before the failure says nothing about it: `asked_ms` is when this one was.
+    `asked_ms` is when the call started. A call that started before a failure says nothing about it.
     """
     add(conn, credential, at_ms=at_ms)
     whose = {"the_agent": credential.agent, "the_id": credential.id}
@@ -134,7 +134,7 @@ def mark_used(
 
 
 def mark_failed(conn: sa.Connection, mark: Mark, judge: Callable[[Cooling | None, Mark], Cooling]) -> Cooling:
-    """It failed. How long it is left alone is judged by what is stored now, in the commit that stores the outcome."""
+    """Record a failure. `judge` computes the cooldown from the stored one, in the commit that stores the result."""
     place = {"the_agent": mark.credential.agent, "the_id": mark.credential.id, "the_model": mark.model}
     row = conn.execute(_state, place).one_or_none()
     cooling = judge(_cooling(row) if row else None, mark)
@@ -155,7 +155,7 @@ def mark_failed(conn: sa.Connection, mark: Mark, judge: Callable[[Cooling | None
 
 
 def clear(conn: sa.Connection, agent: str, id_: str, *, model: str | None = None) -> int:
-    """Forget its failures: for one model, or all of them. How many there were."""
+    """Clear the cooldowns for one model, or for all. Returns how many there were."""
     whose = {"the_agent": agent, "the_id": id_}
     if model is None:
         return conn.execute(_forget, whose).rowcount
@@ -163,6 +163,6 @@ def clear(conn: sa.Connection, agent: str, id_: str, *, model: str | None = None
 
 
 def states(conn: sa.Connection, *, now_ms: int) -> list[Cooling]:
-    """Failures that still count: those that cool, and those that would count with the next one."""
+    """List the cooldowns that still count: active ones, and those that would count toward the next failure."""
     found = conn.execute(_states, {"now": now_ms, "remembered": now_ms - _FORGOTTEN_AFTER_MS})
     return [_cooling(row) for row in found]

@@ -1,18 +1,19 @@
-"""How far files can be believed. What was written from untrusted words is untrusted, and so is whatever reads it.
+"""The trust of files. A file written from untrusted content is untrusted, and so is everything that reads it.
 
-A file without a label is the house's own. There are three kinds of labels, all in one table by a key:
+A file without a label is the server's own. There are three kinds of labels, all in one table by a
+key:
 
-    /path/of/file       untrusted: until it is written anew, as a whole, from words that can be believed
-                        private: written so, and not changed since (its ctime is still `at_ms`)
-    /path/of/folder/    a command ran here that could have carried something in: whatever has changed since `at_ms`.
-                        person: it ran for someone who may not change this path (a file as well, there or not)
-    sha256:HASH         these bytes came from outside, wherever they lie
+    /path/of/file       untrusted: until it is completely rewritten from trusted content
+                        private: written so, and not changed since (its ctime still equals `at_ms`)
+    /path/of/folder/    a command ran here that could have brought something in: everything changed since `at_ms`.
+                        person: it ran for someone who may not change this path (a file as well, existing or not)
+    sha256:HASH         these bytes came from outside, wherever they are stored
 
-A ctime is what no program can set, so a file that was changed behind our back is told from one that was not. It comes
-from another clock than ours and is coarse: `CTIME_SLACK_MS` stands between them, on the side of doubt. A clock that is
-set back by more while a command runs hides what the command changes.
+No program can set a ctime, so it reveals files that were changed without our knowledge. It comes
+from another clock than ours and is coarse. `CTIME_SLACK_MS` allows for that, in favor of distrust.
+A clock that is set back by more while a command runs hides what the command changes.
 
-Paths are resolved by the caller. Finding the label of a file is one look by key.
+The caller resolves paths. Finding the label of a file is one lookup by key.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from retinue.domain.trust import Trust
 from retinue.store.core import tables as t
 from retinue.store.core.connection import Store
 
-CTIME_SLACK_MS = 2_000  # some file systems count in two seconds
+CTIME_SLACK_MS = 2_000  # some file systems have a resolution of two seconds
 LABELS_AT_ONCE_MAX = 500
-LABEL_REST_MS = 3_600_000  # a label is made before its file is, so a young one without a file is not yet left over
+LABEL_REST_MS = 3_600_000  # a label is stored before its file, so a recent one without a file is not yet obsolete
 
 _KEYS_AT_ONCE = 24
 _CONTENT = "sha256:"
@@ -42,8 +43,8 @@ _b = sa.bindparam
 _f = t.file_labels.c
 _UNTRUSTED = t.word(f"'{Trust.UNTRUSTED}'")
 _by_keys = sa.select(t.file_labels).where(_f.path.in_([_b(f"key{i}") for i in range(_KEYS_AT_ONCE)]))
-# By range where paths are ordered by their bytes. Elsewhere an order may pass over signs such as `/`, so each label is
-# looked at. Not LIKE: it has signs of its own.
+# By range where paths are ordered by their bytes. Other collations may ignore characters such as `/`, so each label
+# is compared. Not LIKE: it has special characters.
 _below_in_order = sa.select(t.file_labels).where(_f.path >= _b("folder"), _f.path < _b("beyond"))
 _below_anyhow = sa.select(t.file_labels).where(sa.func.substr(_f.path, 1, _b("length")) == _b("folder"))
 _any_untrusted = sa.select(_f.path).where(_f.trust == _UNTRUSTED).limit(1)
@@ -62,12 +63,12 @@ class Label(Struct, frozen=True):
 
 
 class Labels(Struct, frozen=True):
-    """What was known, at one moment, about some files and the folders above them."""
+    """The labels of some files and of the directories above them, as of one moment."""
 
     by_key: Mapping[str, Label]
 
     def trust(self, path: str, *, ctime_ms: int, content: str = "") -> Trust:
-        """How far this file can be believed as it was when it had this ctime. `content` is the hash of its bytes."""
+        """Return the trust of this file at the time of this ctime. `content` is the hash of its bytes."""
         own = self.by_key.get(path)
         if own is not None:
             if own.trust is Trust.UNTRUSTED:
@@ -87,13 +88,13 @@ def ctime_ms(status: os.stat_result) -> int:
 
 
 def around(conn: sa.Connection, path: str, *, content: str = "") -> Labels:
-    """What is known about one file: its own label, those of the folders it lies in, that of its bytes."""
+    """Return the labels for one file: its own, those of the directories above it, and that of its bytes."""
     keys = [path, *_folder_keys(path), *([_CONTENT + content] if content else [])]
     return Labels({label.key: label for label in _read(conn, keys)})
 
 
 def below(conn: sa.Connection, folder: str) -> Labels:
-    """What is known about everything in a folder."""
+    """Return the labels for everything in a directory."""
     prefix = folder.rstrip("/") + "/"
     if conn.dialect.name == "sqlite":
         rows = conn.execute(_below_in_order, {"folder": prefix, "beyond": prefix[:-1] + chr(ord("/") + 1)})
@@ -107,20 +108,20 @@ def label(conn: sa.Connection, path: str, *, ctime_ms: int, content: str = "") -
 
 
 def mark_untrusted(conn: sa.Connection, paths: Iterable[str], *, at_ms: int, run: RunId | None) -> None:
-    """Before they are written: should the house stop in between, it doubts a file too many, not one too few."""
+    """Mark files before they are written: after a crash in between, too many files are distrusted, not too few."""
     for path in paths:
         _put(conn, Label(path, Trust.UNTRUSTED, at_ms), run)
 
 
 def is_needed(conn: sa.Connection, path: str) -> bool:
-    """Whether a file that can be believed has to be told from others."""
+    """Whether a trusted file needs a label to distinguish it from untrusted ones."""
     return bool(_read(conn, [path, f"{path}/"])) or conn.execute(_any_untrusted).first() is not None
 
 
 def mark_clean(conn: sa.Connection, path: str, *, ctime_ms: int, run: RunId | None) -> None:
-    """After it was written as a whole from words that can be believed. Only as long as it keeps this ctime.
+    """Mark a file that was completely written from trusted content. The label holds only for this ctime.
 
-    Where nothing is untrusted there is nothing to tell it from, and no label is kept.
+    If nothing is untrusted, there is nothing to distinguish it from, and no label is stored.
     """
     conn.execute(_remove, {"the_path": path})
     if conn.execute(_any_untrusted).first() is not None or _read(conn, [f"{path}/"]):
@@ -128,7 +129,7 @@ def mark_clean(conn: sa.Connection, path: str, *, ctime_ms: int, run: RunId | No
 
 
 def mark_content(conn: sa.Connection, hashes: Iterable[str], *, at_ms: int, run: RunId | None = None) -> None:
-    """Bytes that came from outside, by the hash that attachments are named by."""
+    """Mark bytes that came from outside, by the hash that names attachments."""
     for hash_ in hashes:
         _put(conn, Label(_CONTENT + hash_, Trust.UNTRUSTED, at_ms), run)
 
@@ -138,17 +139,19 @@ def content_trust(conn: sa.Connection, hash_: str) -> Trust:
 
 
 def taint_folder(conn: sa.Connection, path: str, at_ms: int, run: RunId | None) -> None:
-    """Whatever in this folder has changed since is untrusted. The earliest moment stays: no later one undoes it."""
+    """Distrust everything in this directory that has changed since. An earlier time wins over a later one."""
     key = path.rstrip("/") + "/"
     known = _read(conn, [key])
     _put(conn, Label(key, Trust.UNTRUSTED, min([at_ms, *(label.at_ms for label in known)])), run)
 
 
 def doubt_changes(conn: sa.Connection, paths: Mapping[str, int | None], *, since_ms: int, run: RunId | None) -> None:
-    """Whatever changes at these paths from now on is untrusted. Each has the ctime of what is there, None where nothing
-    is. The paths alone say nothing of other files: a command that can reach them is not doubted for it."""
+    """Distrust all changes at these paths from now on. Each has the ctime of its file, or None if there is none.
+
+    Such a label does not affect other files: a command that can reach these paths stays trusted.
+    """
     for path, ctime in paths.items():
-        at_ms = since_ms if ctime is None else ctime + 1 + CTIME_SLACK_MS  # as it is now, it stays trusted
+        at_ms = since_ms if ctime is None else ctime + 1 + CTIME_SLACK_MS  # its current state stays trusted
         key = path.rstrip("/") + "/"
         known = _read(conn, [key])
         if not any(label.trust is Trust.UNTRUSTED or label.at_ms <= at_ms for label in known):
@@ -156,13 +159,15 @@ def doubt_changes(conn: sa.Connection, paths: Mapping[str, int | None], *, since
 
 
 def doubted(conn: sa.Connection) -> list[str]:
-    """The paths of which changes are doubted because of whom a command worked for."""
+    """List the paths whose changes are distrusted because of the person a command ran for."""
     return [key.rstrip("/") for key in conn.execute(_doubted).scalars()]
 
 
 def settle_changes(conn: sa.Connection, changed: Mapping[str, int | None]) -> None:
-    """After the last command that could change these paths: drop the doubt where nothing was changed. `changed` has for
-    each path the ctime of what is there now, None where nothing is."""
+    """After the last command that could change these paths, remove the label where nothing changed.
+
+    `changed` has the current ctime for each path, or None if there is no file.
+    """
     for path, ctime in changed.items():
         for label in _read(conn, [f"{path}/"]):
             if label.trust is Trust.PERSON and (ctime is None or ctime < label.at_ms - CTIME_SLACK_MS):
@@ -178,11 +183,12 @@ def begin_command(
     at_ms: int,
     run: RunId | None,
 ) -> Trust:
-    """Before a command begins: how far what it says can be believed. What it may write to is labelled accordingly.
+    """Before a command starts, return the trust of its output, and mark what it may write to.
 
-    `untrusted`: the words that made it are, or it has a network. A command that can read something untrusted may also
-    copy it or move it, and a file that was moved with its folder keeps its ctime. So whatever a command may write to is
-    doubted since the earliest moment that anything it could reach was.
+    `untrusted`: it was made from untrusted content, or it has network access. A command that can
+    read something untrusted may also copy or move it, and a file moved with its directory keeps its
+    ctime. So everything a command may write to is distrusted since the earliest time of anything
+    untrusted that it could reach.
     """
     since = [at_ms] if untrusted else []
     if conn.execute(_any_untrusted).first() is None and not untrusted:
@@ -197,13 +203,13 @@ def begin_command(
 
 
 def forget(conn: sa.Connection, labels: Iterable[Label]) -> int:
-    """Remove labels, except where they have changed since they were looked at. Says how many went."""
+    """Remove labels, except those that have changed since they were read. Returns how many."""
     seen = [{"the_path": label.key, "the_at": label.at_ms} for label in labels]
     return sum(conn.execute(_remove_unchanged, each).rowcount for each in seen)
 
 
 async def sweep(store: Store, *, now_ms: int, named: Callable[[str], bool]) -> int:
-    """Remove the labels of files that are gone, and of bytes that `named` knows no more. Says how many."""
+    """Remove the labels of deleted files, and of bytes for which `is_named` returns False. Returns how many."""
     removed = 0
     after = ""
     while page := await store.scan(partial(_read_page, after=after)):
@@ -216,7 +222,7 @@ async def sweep(store: Store, *, now_ms: int, named: Callable[[str], bool]) -> i
 
 
 def _forget_needless(conn: sa.Connection) -> int:
-    """Where nothing is untrusted, nothing has to be told from it."""
+    """If nothing is untrusted, labels of trusted files are not needed."""
     if conn.execute(_any_untrusted).first() is not None:
         return 0
     return conn.execute(_remove_clean).rowcount
@@ -227,7 +233,7 @@ def _left_over(labels: Sequence[Label], named: Callable[[str], bool]) -> list[La
 
 
 def _is_left_over(label: Label, named: Callable[[str], bool]) -> bool:
-    if label.trust is Trust.PERSON:  # the command may still run, and make what is not there yet
+    if label.trust is Trust.PERSON:  # the command may still run and create the file
         return False
     if label.key.startswith(_CONTENT):
         return not named(label.key.removeprefix(_CONTENT))
@@ -235,14 +241,16 @@ def _is_left_over(label: Label, named: Callable[[str], bool]) -> bool:
         os.lstat(label.key.rstrip("/") or "/")
     except (FileNotFoundError, NotADirectoryError):
         return True
-    except OSError:  # A disk that is not there just now says nothing about the files on it.
+    except OSError:  # A disk that is unavailable now says nothing about its files.
         return False
     return False
 
 
 def _folder_keys(path: str) -> Iterator[str]:
-    """The keys of every folder that a file lies in, and its own: a command may have been given a single file to write
-    to."""
+    """Yield the keys of every directory above a file, and of the file itself.
+
+    The latter is needed because a command may be given a single file to write to.
+    """
     yield "/"
     at = path.find("/", 1)
     while at > 0:

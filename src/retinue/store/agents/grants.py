@@ -1,4 +1,4 @@
-"""Grants in the store."""
+"""Grants: remembered approvals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retinue.domain.ids import ApprovalId, GrantId, SessionId
 from retinue.domain.times import from_ms, to_ms
 from retinue.store.core import tables as t
 
-GRANTS_READ_MAX = 1_000  # of one agent
+GRANTS_READ_MAX = 1_000  # per agent
 GRANTS_LISTED_MAX = 500
 
 _b = sa.bindparam
@@ -37,7 +37,7 @@ _revoke = (
 
 
 def handed_on_by(agent: str) -> str:
-    """How a grant says that an agent gave it. A person's is a bare name."""
+    """Return the `granted_by` of a grant given by an agent. A person's is a bare name."""
     return f"agent:{agent}"
 
 
@@ -81,7 +81,7 @@ def add(conn: sa.Connection, grant: Grant) -> None:
 
 
 def add_once(conn: sa.Connection, grant: Grant) -> bool:
-    """The same for a call that may be made again after a crash: whether it was the first time."""
+    """Insert a grant unless it exists, for a call that may be repeated after a crash. Returns whether it is new."""
     if find(conn, grant.id):
         return False
     add(conn, grant)
@@ -89,7 +89,7 @@ def add_once(conn: sa.Connection, grant: Grant) -> bool:
 
 
 def of_agent(conn: sa.Connection, agent: str, *, now_ms: int) -> list[Grant]:
-    """Those that are good now, in this session or that."""
+    """List the agent's valid grants, of all sessions."""
     return [_grant(row) for row in conn.execute(_of_agent, {"the_agent": agent, "now": now_ms})]
 
 
@@ -98,12 +98,12 @@ def listed(conn: sa.Connection, *, now_ms: int, limit: int = GRANTS_LISTED_MAX) 
 
 
 def find(conn: sa.Connection, prefix: str) -> list[Grant]:
-    """At most two: one is the one that was meant."""
+    """Return at most two matches. Only a single one is unambiguous."""
     return [_grant(row) for row in conn.execute(_found, {"prefix": prefix})]
 
 
 def revoke_all(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[Grant]:
-    """All that an agent was granted, and what it has handed on: whoever has its name next begins with nothing."""
+    """Revoke all grants of an agent, and those it passed on, so that a later agent of this name starts with none."""
     ended = of_agent(conn, agent, now_ms=at_ms)
     for grant in ended:
         revoke(conn, grant.id, by=by, at_ms=at_ms)
@@ -111,7 +111,10 @@ def revoke_all(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[
 
 
 def revoke_handed_on(conn: sa.Connection, agent: str, *, by: str, at_ms: int) -> list[Grant]:
-    """What an agent has handed on and no longer holds. Nobody hands on what was handed to them, so it ends there."""
+    """Revoke the grants that an agent passed on and no longer holds itself.
+
+    A passed-on grant cannot be passed on again, so this does not recurse.
+    """
     own = [grant for grant in of_agent(conn, agent, now_ms=at_ms) if not is_handed_on(grant)]
     given = [_grant(row) for row in conn.execute(_given, {"giver": handed_on_by(agent), "now": at_ms})]
     ended = [heir for heir in given if not any(held.permission.covers(heir.permission) for held in own)]
@@ -121,5 +124,5 @@ def revoke_handed_on(conn: sa.Connection, agent: str, *, by: str, at_ms: int) ->
 
 
 def revoke(conn: sa.Connection, id_: str, *, by: str, at_ms: int) -> bool:
-    """Whether it was still good."""
+    """Revoke a grant. Returns whether it was not revoked before."""
     return conn.execute(_revoke, {"the_id": id_, "at": at_ms, "who": by}).rowcount == 1

@@ -1,4 +1,7 @@
-"""What was said in a room and not to us: the last of it, told once with the next letter from there."""
+"""Ambient messages: the latest messages in a channel that were not for the agent.
+
+The next inbound message includes them once.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from retinue.domain.access import Overheard
 from retinue.domain.times import from_ms
 from retinue.store.core import tables as t
 
-TEXT_CHARS_MAX = 1_000  # of one message
-ROOMS_MAX = 2_000  # of one connector: beyond them, nothing more is overheard in new ones
+TEXT_CHARS_MAX = 1_000  # per message
+ROOMS_MAX = 2_000  # per connector: in further channels, nothing is stored
 
 _b = sa.bindparam
 _c = t.overheard.c
@@ -42,7 +45,7 @@ def _overheard(row: sa.Row[Any]) -> Overheard:
 
 
 def read(conn: sa.Connection, instance: str, room: str) -> list[Overheard]:
-    """Oldest first."""
+    """List the ambient messages of a channel, oldest first."""
     return [_overheard(row) for row in conn.execute(_read, {"the_instance": instance, "the_room": room})]
 
 
@@ -58,7 +61,10 @@ def add(
     limit: int,
     at_ms: int,
 ) -> bool:
-    """Keep one more, and only the last so many. Heard again it is the same one, with the words it has now."""
+    """Store a message and remove all but the latest `limit`. One that is received again replaces its earlier text.
+
+    Returns whether it is new.
+    """
     here = {"the_instance": instance, "the_room": room}
     text = text[:TEXT_CHARS_MAX]
     seen = conn.execute(_seen, {**here, "message_id": message_id}).scalar()
@@ -75,12 +81,12 @@ def add(
 
 
 def told(conn: sa.Connection, instance: str, room: str, *, upto: int) -> None:
-    """These were told, and are not told again."""
+    """Delete the messages that were shown, so that they are not shown again."""
     conn.execute(_upto, {"the_instance": instance, "the_room": room, "upto": upto})
 
 
 def move(conn: sa.Connection, instance: str, room: str, new_room: str) -> None:
-    """A room has a new name. Of the two, what was overheard under the old one is kept where there is nothing yet."""
+    """Move the messages of a channel to its new id. They are dropped if the new one already has some."""
     new = {"the_instance": instance, "the_room": new_room}
     old = {"the_instance": instance, "the_room": room}
     if conn.execute(_last, new).scalar() is None:
@@ -95,5 +101,5 @@ def forget(conn: sa.Connection, instances: Sequence[str], speaker: str) -> None:
 
 
 def where_heard(conn: sa.Connection, speaker: str) -> list[str]:
-    """The connectors at which somebody of this id was overheard."""
+    """List the connectors that have ambient messages of this speaker."""
     return [row.instance for row in conn.execute(_instances, {"speaker": speaker})]

@@ -1,4 +1,4 @@
-"""Bindings in the store: one for each place, and replaced whole."""
+"""Bindings: at most one for each match."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retinue.domain.errors import Conflict, Invalid, NotFound
 from retinue.store.agents import agents
 from retinue.store.core import tables as t
 
-BINDINGS_MAX = 2_000  # in a house: all of them are looked at for each message
+BINDINGS_MAX = 2_000  # per instance: every message is compared with all of them
 
 _b = sa.bindparam
 _c = t.bindings.c
@@ -26,7 +26,7 @@ _remove = t.bindings.delete().where(_c.id == _b("the_id"))
 _clear = t.bindings.delete()
 _whole = sa.and_(*(_c[name] == "" for name in ("peer_kind", "peer", "parent", "guild", "team")))
 _accounts_of_agent = sa.select(_c.id).where(_whole, _c.agent == _b("agent"), _c.connector == _b("connector"))
-# An account may be named beside its kind, or in place of it: it is the same one.
+# An account may be named together with its platform or instead of it: both mean the same account.
 _account = sa.select(_c.id).where(
     _whole, sa.or_(_c.account == _b("name"), sa.and_(_c.account == "", _c.connector == _b("name")))
 )
@@ -71,13 +71,13 @@ def get(conn: sa.Connection, id_: str) -> Binding | None:
 
 
 def same(conn: sa.Connection, match: Match) -> Binding | None:
-    """The one for exactly this place."""
+    """Return the binding with exactly this match."""
     row = conn.execute(_same, _row(match)).one_or_none()
     return _binding(row) if row else None
 
 
 def add(conn: sa.Connection, binding: Binding, *, at_ms: int) -> Binding:
-    """One more place. Refused where that place has somebody, whoever it is: `put` replaces."""
+    """Insert a binding. Fails if one with the same match exists: `replace` replaces it."""
     if (there := same(conn, binding.match)) is not None:
         raise Conflict(
             f"this place is {there.agent}'s already",
@@ -89,8 +89,11 @@ def add(conn: sa.Connection, binding: Binding, *, at_ms: int) -> Binding:
 
 
 def put(conn: sa.Connection, binding: Binding, *, at_ms: int) -> Binding:
-    """Have this one answer there from now on, in place of whoever did: an agent has one account of a connector, and an
-    account one agent. Both are let go and taken in one commit, so that no message falls between."""
+    """Set the binding, replacing the one with the same match.
+
+    An agent has one account of a connector, and an account has one agent. Both are changed in one
+    commit, so that no message falls in between.
+    """
     if (there := same(conn, binding.match)) is not None:
         conn.execute(_remove, {"the_id": there.id})
     if binding.match.whole_account:
@@ -147,12 +150,12 @@ def remove(conn: sa.Connection, id_: str) -> bool:
 
 
 def clear(conn: sa.Connection) -> int:
-    """Nobody is bound to anything."""
+    """Remove all bindings."""
     return conn.execute(_clear).rowcount
 
 
 def forget_agent(conn: sa.Connection, agent: str, *, at_ms: int) -> int:
-    """Where somebody who left answered, nobody does; the others of a room go on."""
+    """Remove an agent from all bindings. Other agents of a binding stay."""
     going = [each for each in everything(conn) if agent in each.agents]
     for binding in going:
         conn.execute(_remove, {"the_id": binding.id})
@@ -164,7 +167,7 @@ def forget_agent(conn: sa.Connection, agent: str, *, at_ms: int) -> int:
 
 
 def move(conn: sa.Connection, instance: str, room: str, new_room: str) -> int:
-    """A room has a new name: who answered there still does, unless somebody was bound to the new name already."""
+    """Move the bindings of a channel to its new id, unless the new one already has a binding."""
     moved = 0
     for row in conn.execute(_in_room, {"instance": instance, "room": room}).all():
         binding = _binding(row)

@@ -1,5 +1,4 @@
-"""A room that has a new name: whoever answered there, what was overheard there and the conversations held there go with
-it, in one commit."""
+"""Migrate a channel to a new platform id: its bindings, ambient messages and sessions move in one commit."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from retinue.domain.session import OriginKind
 from retinue.store.channels import ambient_messages, bindings, connector_state
 from retinue.store.core import tables as t
 
-ROOM_CHARS_MAX = 200  # in the key of a word
+ROOM_CHARS_MAX = 200  # in the key of a connector's state
 
 _b = sa.bindparam
 _s = t.sessions.c
@@ -22,14 +21,17 @@ _rename = t.sessions.update().where(_s.id == _b("the_id")).values(origin_key=_b(
 
 
 def activation_key(room: str) -> str:
-    """Under which the house keeps, on a connector's shelf, what was said in a room about when it answers."""
+    """Return the connector state key for the activation mode that was set in a channel."""
     named = room if len(room) <= ROOM_CHARS_MAX else hashlib.sha256(room.encode(errors="replace")).hexdigest()
     return f"house/activation/{named}"
 
 
 def move_room(conn: sa.Connection, instance: str, room: str, new_room: str, *, at_ms: int) -> int:
-    """Says how many conversations went along. Where there is one of the same agent under the new name, that one goes
-    on, and the old one stays to be read."""
+    """Migrate a channel. Returns how many sessions moved.
+
+    If the same agent already has a session in the new channel, that one continues, and the old one
+    stays readable.
+    """
     new = address.parse(f"channel:{instance}:{new_room}")
     old = address.parse(f"channel:{instance}:{room}")
     if new == old:

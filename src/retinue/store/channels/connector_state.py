@@ -1,4 +1,4 @@
-"""A connector's own few words: how far it has heard, whom it has met. Bounded, since a place can be met without end."""
+"""The small key-value state of a connector: its read position, the senders it knows. The number of keys is limited."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from retinue.store.core import tables as t
 
 KEY_CHARS_MAX = 256
 VALUE_CHARS_MAX = 64 * 1024
-WORDS_MAX = 10_000  # of one instance; the oldest goes first
+WORDS_MAX = 10_000  # per connector; the oldest is removed first
 
 _b = sa.bindparam
 _w = t.connector_words.c
@@ -29,7 +29,7 @@ def get(conn: sa.Connection, instance: str, key: str) -> str | None:
 
 
 def put(conn: sa.Connection, instance: str, key: str, value: str, *, at_ms: int) -> None:
-    """In place of what stood there. What cannot be kept whole is refused, for half of an offset is another offset."""
+    """Set a value. One that cannot be stored completely is rejected: half of an offset is another offset."""
     if not 0 < len(key) <= KEY_CHARS_MAX or len(value) > VALUE_CHARS_MAX or not is_storable(key + value):
         raise Invalid(
             f"the connector '{instance}' cannot keep this",
@@ -51,5 +51,5 @@ def remove(conn: sa.Connection, instance: str, key: str) -> None:
 
 
 def forget(conn: sa.Connection, instance: str) -> int:
-    """All words of an instance: another account may come under its name, to which they say nothing."""
+    """Remove all keys of a connector: another account may use its name, for which they would be wrong."""
     return conn.execute(_remove_all, {"the_instance": instance}).rowcount

@@ -1,4 +1,4 @@
-"""Deliveries in the store: each attempt on a channel is written down before it is made."""
+"""Delivery attempts: each is stored before it is made."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _cut_off_rooms = (
     .where(_sending)
     .distinct()
 )
-# Mail for people waits outside of lanes, too, until its time has come: the clock hands it over.
+# Envelopes to people also wait outside lanes until they are due; the scheduler delivers those.
 _waits = sa.and_(
     t.envelopes.c.status == t.PENDING, t.envelopes.c.session.is_(None), t.envelopes.c.recipient.like("channel:%")
 )
@@ -107,7 +107,7 @@ def close_attempt(
     error_kind: str | None = None,
     error: str | None = None,
 ) -> bool:
-    """Whether the attempt was still ours to close."""
+    """Close an attempt. Returns whether it was still open."""
     values = {
         "the_envelope": envelope,
         "the_attempt": attempt,
@@ -121,29 +121,32 @@ def close_attempt(
 
 
 def cut_off(conn: sa.Connection, recipient: str) -> list[Envelope]:
-    """Envelopes to a channel whose attempt was opened and never closed. Asked where nobody sends: so nobody knows
-    whether they arrived."""
+    """List envelopes to a channel whose attempt was opened and never closed.
+
+    Call this only while nothing is being sent there: then it is unknown whether they arrived.
+    """
     return [envelope_of(row) for row in conn.execute(_cut_off, {"recipient": recipient})]
 
 
 def cut_off_rooms(conn: sa.Connection) -> list[str]:
-    """The channels with an attempt that was never closed: never more than are sent to at once."""
+    """List the channels with an unclosed attempt: never more than are sent to at the same time."""
     return [row.recipient for row in conn.execute(_cut_off_rooms)]
 
 
 def begun(conn: sa.Connection, recipient: str) -> Envelope | None:
-    """The envelope to a channel that was tried before and waits for its next attempt. There is one at most, and it is
-    the first in line: its due time has moved, but nothing behind it is tried before it has ended.
+    """Return the envelope to a channel that was tried before and waits for its next attempt.
 
-    Reads everything that waits for this channel, so ask only when one may be there.
+    There is at most one, and it comes first: its due time has moved, but nothing behind it is tried
+    before it has ended. This reads everything that waits for the channel, so call it only when
+    there may be one.
     """
     row = conn.execute(_begun, {"recipient": recipient}).one_or_none()
     return envelope_of(row) if row else None
 
 
 def due_rooms(conn: sa.Connection, now_ms: int, *, after: str, limit: int) -> list[str]:
-    """The channels for which something is due, in the order of their addresses, from `after` on."""
-    at_ms = max(now_ms, latest_ms(conn))  # as a claim would have it: the house's time never goes back
+    """List the channels with due envelopes in the order of their addresses, after `after`."""
+    at_ms = max(now_ms, latest_ms(conn))  # as a claim does: the time of the store never goes back
     return [row.recipient for row in conn.execute(_due_rooms, {"at": at_ms, "after": after, "limit": limit})]
 
 

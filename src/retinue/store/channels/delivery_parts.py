@@ -1,4 +1,4 @@
-"""Parts in the store: which message of a platform each part of an envelope became."""
+"""Delivery parts: which platform message each part of an envelope became."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _by_receipt = sa.select(_p.c.envelope).where(_p.c.channel == _b("channel"), _p.c
 def add(
     conn: sa.Connection, envelope: str, part: int, *, channel: str, receipt: str, at_ms: int, cut_by: str | None = None
 ) -> None:
-    """It arrived. Kept once: a commit whose answer was lost is made again. `cut_by` is kept with the first."""
+    """Record that a part arrived. Idempotent, because a commit with an unknown result is repeated.
+
+    `split_by` is stored with the first part.
+    """
     arrived = of(conn, envelope)
     if part not in arrived:
         row = {"envelope": envelope, "part": part, "channel": channel, "receipt": receipt, "at_ms": at_ms}
@@ -27,26 +30,26 @@ def add(
 
 
 def cut_by(conn: sa.Connection, envelope: str) -> str | None:
-    """What an envelope was cut by when its first part arrived."""
+    """Return how the envelope was split when its first part arrived."""
     return conn.execute(_cut_by, {"envelope": envelope}).scalar()
 
 
 def last_ms(conn: sa.Connection, envelope: str) -> int | None:
-    """When a part of an envelope last arrived."""
+    """Return when a part of the envelope last arrived."""
     return conn.execute(_last_ms, {"envelope": envelope}).scalar()
 
 
 def of(conn: sa.Connection, envelope: str) -> dict[int, str]:
-    """What arrived of an envelope: each part's receipt."""
+    """Return the receipts of the parts that arrived, by part number."""
     return {row.part: row.receipt for row in conn.execute(_of, {"envelope": envelope})}
 
 
 def first(conn: sa.Connection, envelope: str) -> str | None:
-    """The message with which an envelope begins, where it has arrived."""
+    """Return the receipt of the envelope's first part, if it has arrived."""
     return of(conn, envelope).get(0)
 
 
 def named(conn: sa.Connection, channel: str, receipt: str) -> EnvelopeId | None:
-    """The envelope that a message of ours in a room was part of."""
+    """Return the envelope that one of our messages in a channel was part of."""
     found: str | None = conn.execute(_by_receipt, {"channel": channel, "receipt": receipt}).scalar()
     return EnvelopeId(found) if found is not None else None

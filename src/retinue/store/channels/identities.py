@@ -1,4 +1,4 @@
-"""Who a speaker is: ids that stay, and the people of the house they belong to."""
+"""Identities: permanent platform ids, and the people they belong to."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def of(conn: sa.Connection, person: str) -> list[Identity]:
 
 
 def who(conn: sa.Connection, service: str, id_: str) -> Person | None:
-    """The person who bears this id in a service; None where it is nobody's, or of somebody who was forgotten."""
+    """Return the person with this id on a platform, or None if it is not linked or the person was erased."""
     row = conn.execute(_who, {"service": service, "id": id_}).one_or_none()
     return Person(name=row.name, role=Role(row.role)) if row else None
 
 
 def link(conn: sa.Connection, identity: Identity, *, at_ms: int) -> Identity:
-    """From now on this id is that person. An id is one person's: it is taken from whoever had it only by `unlink`."""
+    """Link an id to a person. An id belongs to one person until it is unlinked."""
     person = people.find(conn, identity.person)
     if person is None:
         raise NotFound(
@@ -86,7 +86,7 @@ def unlink(conn: sa.Connection, service: str, id_: str) -> bool:
 
 
 def forget(conn: sa.Connection, person: str) -> list[Identity]:
-    """Nobody is known by this person's ids any more. Gives what they were."""
+    """Unlink all ids of a person. Returns them."""
     theirs = of(conn, person)
     conn.execute(_forget, {"the_person": person})
     return theirs

@@ -1,5 +1,7 @@
-"""Strangers who asked to be let in, and whom it was granted. Bounded: few wait at once, and what was decided goes in
-time."""
+"""Access requests of unknown senders, and the senders that were admitted.
+
+Few wait at once, and old ones are deleted.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from retinue.domain.times import from_ms
 from retinue.store.core import tables as t
 from retinue.store.core.tables import word
 
-KEPT_MS = 30 * 86_400_000  # of what was decided or expired
+KEPT_MS = 30 * 86_400_000  # how long decided or expired requests are stored
 
 _b = sa.bindparam
 _p, _a = t.pairings.c, t.admitted.c
@@ -48,7 +50,7 @@ class Admitted(Struct, frozen=True, kw_only=True):
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """What came of a stranger's message. `is_new`: they are told their code now, and the owner is told of them."""
+    """The result of an access request. If it `is_new`, the sender gets the code and the owner is notified."""
 
     pairing: Pairing | None
     is_new: bool = False
@@ -80,7 +82,7 @@ def get(conn: sa.Connection, id_: str) -> Pairing | None:
 
 
 def by_code(conn: sa.Connection, code: str, *, now_ms: int) -> Pairing | None:
-    """The one that waits with this code. None where two happen to: then the owner names it by its id."""
+    """Return the waiting request with this code, or None if two have it: then the owner must use the id."""
     rows = conn.execute(_by_code, {"code": code.upper(), "now": now_ms}).all()
     return _pairing(rows[0]) if len(rows) == 1 else None
 
@@ -91,12 +93,15 @@ def waiting(conn: sa.Connection, instance: str, speaker: str, *, now_ms: int) ->
 
 
 def is_full(conn: sa.Connection, instance: str, *, cap: int, now_ms: int) -> bool:
-    """Whether as many wait as may. Read before anything is written: beyond the cap, a stranger costs no commit."""
+    """Whether the maximum number is waiting.
+
+    Checked before writing: beyond the cap, an unknown sender costs no commit.
+    """
     return conn.execute(_count_open, {"instance": instance, "now": now_ms}).scalar_one() >= cap
 
 
 def ask(conn: sa.Connection, pairing: Pairing, *, cap: int, at_ms: int) -> Asked:
-    """Write down that somebody asks. Once: whoever waits keeps their code, and beyond the cap nobody is added."""
+    """Store an access request. A waiting sender keeps the existing code, and beyond the cap nothing is stored."""
     conn.execute(_expire, {"now": at_ms})
     conn.execute(_old, {"before": at_ms - KEPT_MS})
     if (there := waiting(conn, pairing.instance, pairing.speaker, now_ms=at_ms)) is not None:
@@ -123,7 +128,7 @@ def ask(conn: sa.Connection, pairing: Pairing, *, cap: int, at_ms: int) -> Asked
 
 
 def decide(conn: sa.Connection, id_: str, state: PairingState, *, by: str, at_ms: int) -> Pairing | None:
-    """Let somebody in, or not. None where nobody waits there any more: it was decided, or the code has expired."""
+    """Accept or refuse a request. Returns None if it is no longer waiting: already decided, or expired."""
     values = {"the_id": id_, "new_state": state.value, "who": by, "now": at_ms}
     if not conn.execute(_decide, values).rowcount:
         return None
@@ -150,12 +155,12 @@ def admit(conn: sa.Connection, instance: str, speaker: str, *, by: str, at_ms: i
 
 
 def dismiss(conn: sa.Connection, instance: str, speaker: str) -> bool:
-    """Whoever was let in is no longer."""
+    """Revoke the admission of a sender. Returns whether there was one."""
     return bool(conn.execute(_dismiss, {"the_instance": instance, "the_speaker": speaker}).rowcount)
 
 
 def forget(conn: sa.Connection, service: str, speaker: str) -> None:
-    """Nothing is left of what somebody asked, nor that they were let in."""
+    """Delete all requests and admissions of a sender."""
     for row in conn.execute(_instances_of, {"service": service, "speaker": speaker}).all():
         dismiss(conn, row.instance, speaker)
     conn.execute(_forget_in, {"the_service": service, "the_speaker": speaker})

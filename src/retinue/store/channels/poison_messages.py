@@ -1,4 +1,4 @@
-"""What was heard and could not be taken in, however often: kept for someone to look at, so that the rest goes on."""
+"""Poison messages: inbound messages that failed repeatedly, stored for a person so that others can continue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retinue.domain.times import from_ms
 from retinue.store.core import tables as t
 
 BECAUSE_CHARS_MAX = 500
-WAITING_MAX = 1_000  # in the house; beyond that the oldest is dropped, for a flood must not fill the store
+WAITING_MAX = 1_000  # per instance; beyond that the oldest is dropped, because a flood must not fill the store
 LISTED_MAX = 200
 
 _b = sa.bindparam
@@ -62,7 +62,7 @@ def put(
     tries: int,
     at_ms: int,
 ) -> None:
-    """Set a message aside. One that is there already is there once, and waits again."""
+    """Store a poison message. One that exists is updated and waits again."""
     because = storable(because[:BECAUSE_CHARS_MAX])
     room, message_id, body = storable(room), storable(message_id), storable(body)
     same = {"the_instance": instance, "the_room": room, "the_message": message_id}
@@ -80,12 +80,12 @@ def get(conn: sa.Connection, id_: str) -> SetAside | None:
 
 
 def find(conn: sa.Connection, prefix: str) -> list[SetAside]:
-    """At most two that fit: one is the one that was meant."""
+    """Return at most two matches. Only a single one is unambiguous."""
     return [_row(row) for row in conn.execute(_by_prefix, {"low": prefix, "high": prefix + "g"})]
 
 
 def listed(conn: sa.Connection, *, limit: int = LISTED_MAX, every: bool = False) -> list[SetAside]:
-    """Newest first: those that wait, or every one."""
+    """List the waiting messages, or all of them with `include_closed`, newest first."""
     return [_row(row) for row in conn.execute(_newest if every else _newest_waiting, {"limit": min(limit, LISTED_MAX)})]
 
 
@@ -94,5 +94,5 @@ def count_waiting(conn: sa.Connection) -> int:
 
 
 def close(conn: sa.Connection, id_: str, state: SetAsideState) -> bool:
-    """It was taken in after all, or dropped: either way its words are kept here no longer. False where it waits not."""
+    """Mark a message as accepted or dropped, and clear its body. Returns False if it was not waiting."""
     return bool(conn.execute(_close, {"the_id": id_, "new_state": state.value}).rowcount)

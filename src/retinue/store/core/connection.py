@@ -1,11 +1,11 @@
-"""How the house reaches what survives: one set of calls, two dialects.
+"""The interface of the store, with one implementation for SQLite and one for PostgreSQL.
 
-A transaction is one plain function `body(conn) -> T` without I/O, clock or randomness inside, so it may be run
-again from the start when a database asks for that.
+A transaction is a plain function `body(conn) -> T`. It uses no I/O, clock or randomness, so it can
+run again from the start when the database asks for a retry.
 
     write   changes something; once it returns, the change is on disk
-    read    looks up by key, on the loop's own connection
-    scan    lists, searches and sums, beside the loop, on one consistent picture of the store
+    read    looks up by key, on the event loop's own connection
+    scan    lists, searches and sums, outside the event loop, on one consistent snapshot
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HOPELESS = frozenset({"store.constraint-broken", "store.refused"})
 
 
 class NoFaults:
-    """The real house: reaching a crash point does nothing."""
+    """For production: reaching a fault point does nothing."""
 
     def reach(self, point: str) -> None:
         return
@@ -49,7 +49,10 @@ NO_FAULTS: Faults = NoFaults()
 
 
 class LockRequest(Struct, frozen=True, kw_only=True):
-    """Who opens a store to serve it alone. `lost` is called once, if another server has taken the database."""
+    """Identifies a server that opens a store for exclusive use.
+
+    `on_lost` is called once, if another server has taken over the database.
+    """
 
     host: str
     process: int
@@ -60,32 +63,34 @@ class LockRequest(Struct, frozen=True, kw_only=True):
 
 class Store(Protocol):
     async def write(self, body: Body[T], *, point: str, then: Then[T] | None = None) -> T:
-        """Run `body` in a transaction of its own. Returns only after COMMIT; an error undoes `body` alone.
+        """Run `body` in its own transaction. Returns only after COMMIT; an error undoes `body` alone.
 
-        A caller who is cancelled goes away; what `body` does is still kept as a whole or not at all. For what must
-        follow a commit even so there is `then`: called once, on the loop, in the order of commits, with what `body`
-        returned, or with None where nothing was kept.
+        If the caller is cancelled, `body` is still committed completely or not at all. Use `then`
+        for work that must follow the commit even so. It is called once, on the event loop, in
+        commit order, with the result of `body`, or with None if nothing was committed.
         """
         ...
 
     async def read(self, body: Body[T]) -> T:
-        """Run `body`, which can change nothing. Each statement sees what is committed at its moment."""
+        """Run `body`, which must not write. Each statement sees what is committed when it runs."""
         ...
 
     async def scan(self, body: Body[T]) -> T:
-        """Run `body`, which can change nothing, on the store as it is at one moment."""
+        """Run `body`, which must not write, on one consistent snapshot."""
         ...
 
     def on_commit(self, call: Callable[[], None], *tables: sa.Table) -> None:
-        """Have `call` called on the loop after commits, at least once for each; with tables, at least for each that
-        wrote to one of them."""
+        """Call `call` on the event loop after commits, at least once for each commit.
+
+        With tables, it is called at least for each commit that wrote to one of them.
+        """
         ...
 
     async def close(self) -> None: ...
 
 
 def explain(error: Exception) -> StoreError:
-    """Put what a database said into our words: what happened, and what to do."""
+    """Translate a database error into a `StoreError` that says what happened and what to do."""
     cause = error.orig if isinstance(error, exc.DBAPIError) and error.orig is not None else error
     said = str(cause).strip().splitlines()[0] if str(cause).strip() else type(cause).__name__
     name: str = getattr(cause, "sqlite_errorname", "") or getattr(cause, "sqlstate", "") or ""
@@ -165,7 +170,7 @@ def closed() -> StoreError:
 
 
 class Listeners:
-    """Calls to make after commits."""
+    """The callbacks to run after commits."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[[], None], frozenset[str]]] = []
@@ -174,19 +179,19 @@ class Listeners:
         self._calls.append((call, frozenset(table.name for table in tables)))
 
     def tell(self, written: AbstractSet[str] | None = None) -> None:
-        """After one that wrote to these tables, or to who knows which."""
+        """Call the listeners of these tables. None means that the written tables are unknown, so all are called."""
         for call, tables in self._calls:
             if tables and written is not None and tables.isdisjoint(written):
                 continue
             try:
                 call()
             except Exception:
-                # The commit stands whatever a listener makes of it, and its caller must hear so.
+                # The commit is done, so a failing listener must not make the write look failed.
                 log.exception("commit listener failed")
 
 
 def follow_up(then: Then[T] | None, result: T | None) -> None:
-    """Do what follows a commit. The commit stands whatever becomes of that."""
+    """Run the caller's `then` callback. Its failure is logged and does not affect the commit."""
     if then is None:
         return
     try:
@@ -196,7 +201,7 @@ def follow_up(then: Then[T] | None, result: T | None) -> None:
 
 
 def resolve(future: asyncio.Future[T], result: T | None, error: BaseException | None) -> None:
-    """Answer a caller who may have gone away meanwhile."""
+    """Set the result or error of a future, unless its caller was cancelled."""
     if future.done():
         return
     if error is not None:

@@ -1,4 +1,4 @@
-"""Files beside the store that must be there, whole, after a power cut."""
+"""Write files next to the database so that they survive a power cut intact."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Of a folder: what was made, renamed or removed in it stays so."""
+    """Call fsync on a file, or on a directory to make creations, renames and removals in it durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -16,7 +16,7 @@ def sync(path: Path) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Ours alone, and on disk when this returns."""
+    """Write a file that only the owner can read. It is on disk when this returns."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as writing:
         writing.write(content)
         writing.flush()
@@ -24,7 +24,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def put_private(path: Path, content: bytes) -> None:
-    """The same in one step: whoever looks meanwhile sees the old one or the new one, and never half of it."""
+    """Replace a private file atomically: a concurrent reader sees the old content or the new, never a part."""
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
     write_private(beside, content)

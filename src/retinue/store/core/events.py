@@ -1,4 +1,4 @@
-"""News in the store: what happened, in commit order, to be resumed by cursor."""
+"""Stored events in commit order, read by cursor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retinue.store.core import row_visibility
 from retinue.store.core import tables as t
 from retinue.store.core.row_visibility import PerScope, Scope, me, scope_of
 
-LOOKED_THROUGH_MAX = 5_000  # pieces of news, of any session, that one look for those of one session goes through
+LOOKED_THROUGH_MAX = 5_000  # events of any session that one query for a single session scans
 
 _b = sa.bindparam
 _body = msgspec.json.Decoder(dict[str, Any])
@@ -57,7 +57,7 @@ _after_in = PerScope(lambda scope: _after[scope].where(t.news.c.session == _b("s
 
 
 class Stretch(Struct, frozen=True):
-    """What was found from one cursor up to another, and whether there may be more behind it."""
+    """The events between two cursors, and whether there may be more."""
 
     found: list[News]
     upto: int
@@ -73,7 +73,7 @@ def oldest(conn: sa.Connection) -> int | None:
 
 
 def news_of(row: sa.Row[Any]) -> News:
-    """A piece of news with the words it points to: they are kept once, where they belong."""
+    """Decode an event and join the envelope and record it refers to. Their content is stored only once."""
     body: dict[str, Any] = _body.decode(row.body) if row.body else {}
     if row.envelope:
         body["envelope"] = row.envelope
@@ -99,7 +99,7 @@ def news_of(row: sa.Row[Any]) -> News:
 
 
 def after(conn: sa.Connection, cursor: int, *, limit: int, seen_by: Principal = HOUSE) -> list[News]:
-    """What is newer than the cursor, oldest first."""
+    """List the events after the cursor, oldest first."""
     rows = conn.execute(_after[scope_of(seen_by)], {"after": cursor, "limit": limit, **me(seen_by)})
     return [news_of(row) for row in rows]
 
@@ -107,13 +107,15 @@ def after(conn: sa.Connection, cursor: int, *, limit: int, seen_by: Principal = 
 def next_of(
     conn: sa.Connection, session: str | None, cursor: int, *, limit: int, seen_by: Principal = HOUSE
 ) -> Stretch:
-    """The next of one session, or of all.
+    """List the next events of one session, or of all sessions.
 
-    News has one order and no index by session: whoever asks for one goes through the others' too, so many at a time."""
+    Events have no index by session. A query for one session therefore scans the events of all
+    sessions, up to `SCANNED_EVENTS_MAX` at a time.
+    """
     if session is None:
         found = after(conn, cursor, limit=limit, seen_by=seen_by)
         return Stretch(found, found[-1].seq if found else cursor, len(found) == limit)
-    end = newest(conn)  # first: what comes in meanwhile is for the next time
+    end = newest(conn)  # read first: events added after this belong to the next call
     upto = min(end, cursor + LOOKED_THROUGH_MAX)
     bounds = {"after": cursor, "upto": upto, "limit": limit, "session": session, **me(seen_by)}
     found = [news_of(row) for row in conn.execute(_after_in[scope_of(seen_by)], bounds)]

@@ -1,9 +1,10 @@
-"""A SQLAlchemy connection that runs prebuilt statements at the price of the driver.
+"""A SQLAlchemy connection that runs prebuilt statements at the cost of the bare driver.
 
-Our statements are built once and run millions of times. SQLAlchemy compiles each once, too, but then spends about
-15 us around every execution on what we never use: result metadata, events, cursor strategies. This connection keeps
-the compiled text and the order of its parameters, and asks sqlite3 directly, for about 3. Everything else (inspection,
-migrations, plain text) goes the usual way. See docs/decisions/0003-quick-statements.md.
+Our statements are built once and run millions of times. SQLAlchemy also compiles each only once,
+but spends about 15 us around every execution on result metadata, events and cursor strategies. We
+never use those. This connection caches the compiled text and the order of its parameters and calls
+sqlite3 directly, for about 3 us. Everything else (inspection, migrations, plain text) uses
+SQLAlchemy as usual. See docs/decisions/0003-quick-statements.md.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _DIRECTLY = (sa.Select, sa.UpdateBase)
 
 
 class Prepared:
-    """One statement, compiled for SQLite: its text, where each parameter goes, and how its rows read."""
+    """One statement compiled for SQLite: its text, the order of its parameters, and how to build its rows."""
 
     __slots__ = ("_row", "_tidy", "gives_rows", "pick", "text", "writes_to")
 
@@ -40,7 +41,7 @@ class Prepared:
         writes = isinstance(statement, sa.Insert | sa.Update | sa.Delete)
         self.writes_to: str | None = cast(Any, statement).table.name if writes else None
         names: list[str] = list(compiled.positiontup or ())
-        # Only what the statement itself fixes has a default: a parameter that a caller forgot is an error, never NULL.
+        # Only values that the statement itself fixes have a default: a missing parameter is an error, never NULL.
         self.pick = _picker(names, {n: v for n, v in compiled.params.items() if not compiled.binds[n].required})
         columns: list[Any] = list(getattr(compiled, "_result_columns", ()))
         self._row: Callable[[Sequence[Any]], Any] = tuple
@@ -70,7 +71,7 @@ class Prepared:
 
 
 def _picker(names: list[str], defaults: Parameters) -> Callable[[Parameters], Sequence[Any]]:
-    """Takes values out by name, in the order the text wants them, at the speed of C."""
+    """Return a function that picks values by name in the order of the text, implemented in C where possible."""
     if defaults:
         of_all = _picker(names, _NONE)
         return lambda parameters: of_all({**defaults, **parameters})
@@ -82,13 +83,13 @@ def _picker(names: list[str], defaults: Parameters) -> Callable[[Parameters], Se
 
 @lru_cache(PREPARED_MAX)
 def _row_type(names: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
-    """One for all statements that give the same columns."""
+    """Return the row factory for these columns. Statements with the same columns share it."""
     made: Any = namedtuple("Row", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
-    return partial(cast(Any, tuple).__new__, made)  # as `_make` does, which is written in Python
+    return partial(cast(Any, tuple).__new__, made)  # as `_make` does, but that is written in Python
 
 
 class Rows(Struct, frozen=True):
-    """What a statement gave back: the part of SQLAlchemy's result that we use."""
+    """The result of a query: the part of SQLAlchemy's result interface that we use."""
 
     _cursor: sqlite3.Cursor
     _prepared: Prepared
@@ -104,7 +105,7 @@ class Rows(Struct, frozen=True):
         return [self._prepared.row(values) for values in self._cursor.fetchall()]
 
     def plain(self) -> Iterator[Any]:
-        """The rows, as plain as they come: for columns that need no tidying, and rows by the thousand."""
+        """Iterate over raw tuples if no column needs conversion: cheaper for thousands of rows."""
         return iter(self._cursor) if self._prepared.is_plain else iter(self)
 
     def one_or_none(self) -> Any:
@@ -136,7 +137,7 @@ class Rows(Struct, frozen=True):
 
 
 class Written(Struct, frozen=True):
-    """What a statement gave back that only writes."""
+    """The result of a statement that only writes."""
 
     rowcount: int
 
@@ -157,26 +158,26 @@ class Scalars:
 
 
 class QuickConnection(sa.Connection):
-    """Runs `insert`, `update`, `delete` and `select` constructs directly; leaves the rest to SQLAlchemy.
+    """Runs `insert`, `update`, `delete` and `select` constructs directly and leaves the rest to SQLAlchemy.
 
-    Errors of such statements are sqlite3's own.
+    Errors of such statements are plain sqlite3 errors.
     """
 
-    # By identity, each with its statement, which keeps the identity from being used again. Shared: a text is the same
-    # on every connection. Bounded: statements built once all fit. Those built on the fly fill it with what is never
-    # asked for again; then all are forgotten, and those of the house are compiled once more.
+    # Keyed by identity. Each entry holds its statement, so that the identity is not reused. Shared, because the text
+    # is the same on every connection. Bounded: all statements built once fit. Statements built on the fly fill it
+    # with entries that are never used again; then it is cleared, and the permanent ones are compiled once more.
     _prepared: ClassVar[dict[int, tuple[Any, Prepared]]] = {}
-    # Of all that only write: a new one for each takes as long as binding its values.
+    # Shared by all statements that only write: creating a cursor takes as long as binding the values.
     _cursor: sqlite3.Cursor | None = None
     _written: set[str] | None = None
 
     def written(self) -> AbstractSet[str] | None:
-        """To which tables something was written since this was asked last. None: who knows."""
+        """Return the tables written to since the last call, and reset. None if they are unknown."""
         written, self._written = self._written, set()
         return written
 
     def execute(self, statement: Any, parameters: Any = None, *, execution_options: Any = None) -> Any:
-        kept = self._prepared.get(id(statement))  # what is in there was looked at before, and is one of these
+        kept = self._prepared.get(id(statement))  # every statement in the cache is of a supported type
         cursor = self._cursor
         if kept is None or cursor is None or execution_options is not None or isinstance(parameters, list):
             return self._execute(statement, parameters, execution_options)
@@ -193,7 +194,7 @@ class QuickConnection(sa.Connection):
         return Written(cursor.rowcount)
 
     def _execute(self, statement: Any, parameters: Any, execution_options: Any) -> Any:
-        """Whatever is not one of ours with one set of parameters, or is asked for the first time."""
+        """Run statements on their first use, lists of parameters, and everything that SQLAlchemy has to run."""
         kept = self._prepared.get(id(statement))
         if execution_options is not None or (kept is None and not isinstance(statement, _DIRECTLY)):
             self._written = None
@@ -214,7 +215,7 @@ class QuickConnection(sa.Connection):
         return Written(self._cursor.rowcount)
 
     def close(self) -> None:
-        """With its cursor, which else would keep the file open behind it."""
+        """Close the cursor too, which otherwise keeps the file open."""
         if self._cursor is not None:
             self._cursor.close()
             self._cursor = None

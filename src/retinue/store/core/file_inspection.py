@@ -1,4 +1,4 @@
-"""Looking at a store's file before touching it: a damaged or foreign one is refused with not a byte changed."""
+"""Inspect a SQLite file before it is opened for writing. A damaged or foreign file is rejected unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FILE_HEAD_BYTES = 100
 
 
 def look(path: Path, known: Set[str]) -> str | None:
-    """The revision of the store in this file; None for a database in which nothing was made yet."""
+    """Return the schema revision of the file, or None if the database is empty."""
     if path.stat().st_size == 0:
         raise damaged("it is empty, and a store never is: it was truncated, or a copy of it failed")
     log = Path(f"{path}-wal")
@@ -25,7 +25,7 @@ def look(path: Path, known: Set[str]) -> str | None:
         _check_log(path, log)
         mode = "mode=ro"
     else:
-        mode = "immutable=1"  # nobody has it open, and `mode=ro` would leave a log and an index of it behind
+        mode = "immutable=1"  # no process has it open, and `mode=ro` would leave a WAL and a WAL index behind
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None)) as raw:
         tables = {name for (name,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if "alembic_version" in tables:
@@ -45,14 +45,17 @@ def look(path: Path, known: Set[str]) -> str | None:
 
 
 def _check_log(path: Path, log: Path) -> None:
-    """SQLite takes a log with a broken head for an empty one: the commits in it would be gone without a word."""
+    """Check the header of the write-ahead log.
+
+    SQLite treats a log with a broken header as empty and drops its commits silently.
+    """
     try:
         with path.open("rb") as store, log.open("rb") as reading:
             file_head, head = store.read(_FILE_HEAD_BYTES), reading.read(_WAL_HEAD_BYTES)
     except FileNotFoundError:
-        return  # Whoever had it open has closed it meanwhile: then the log is in the file.
+        return  # A process that had it open closed it in between, so the log is now part of the file.
     if len(head) < _WAL_HEAD_BYTES or len(file_head) < _FILE_HEAD_BYTES:
-        return  # The log was just made; or the file itself is no database, which SQLite will say.
+        return  # The log was just created, or the file is not a database, which SQLite will report.
     magic, version, page_bytes, _, _, _, sum_0, sum_1 = struct.unpack(">8I", head)
     if magic not in _WAL_MAGIC or version != _WAL_VERSION or _sum_of(head[:24], magic) != (sum_0, sum_1):
         raise damaged(f"the head of its log {log.name} is broken")
@@ -62,7 +65,7 @@ def _check_log(path: Path, log: Path) -> None:
 
 
 def _sum_of(data: bytes, magic: int) -> tuple[int, int]:
-    """SQLite's checksum over the head of a log. The magic number says in which byte order."""
+    """Return SQLite's checksum of a WAL header. The magic number determines the byte order."""
     words = struct.unpack(f"{'>' if magic & 1 else '<'}{len(data) // 4}I", data)
     sum_0 = sum_1 = 0
     for first, second in zip(words[::2], words[1::2], strict=True):
@@ -72,7 +75,7 @@ def _sum_of(data: bytes, magic: int) -> tuple[int, int]:
 
 
 def _check_counters(raw: sqlite3.Connection) -> None:
-    """The house's counters against what they count: a file beside another one's log rarely agrees with itself."""
+    """Compare the stored counters with the rows they count. A file with a foreign log rarely passes."""
     house = raw.execute("SELECT news_seq, envelope_seq FROM house WHERE id = 1").fetchone()
     if house is None:
         raise damaged("the house's own row is missing")

@@ -1,4 +1,4 @@
-"""What was answered to requests that carried a key, and which keys are claimed by a request that has no answer yet."""
+"""Stored responses of requests that carried an idempotency key, and the keys claimed by requests in progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _release = t.answers.delete().where(*_this, t.answers.c.body == CLAIMED)
 
 
 class Answer(Struct, frozen=True):
-    """`at_ms` is when it was answered; of a claim, when it was made."""
+    """A stored response, or a claim. `at_ms` is the time of the response, or of the claim."""
 
     operation: str
     request_hash: str
@@ -37,7 +37,7 @@ def get(conn: sa.Connection, *, principal: str, key: str) -> Answer | None:
 
 
 def keep(conn: sa.Connection, *, principal: str, key: str, answer: Answer) -> None:
-    """Store the answer to a key that is not known yet, or claim such a key."""
+    """Insert the response for a new key, or claim a new key."""
     conn.execute(
         _insert,
         {
@@ -52,14 +52,14 @@ def keep(conn: sa.Connection, *, principal: str, key: str, answer: Answer) -> No
 
 
 def settle(conn: sa.Connection, *, principal: str, key: str, answer: Answer) -> None:
-    """Replace the claim on a key by its answer."""
+    """Replace the claim on a key by its response."""
     settled = conn.execute(
         _settle, {"the_principal": principal, "the_key": key, "body": answer.body, "at_ms": answer.at_ms}
     )
-    if not settled.rowcount:  # the claim was purged meanwhile
+    if not settled.rowcount:  # the claim was purged in between
         keep(conn, principal=principal, key=key, answer=answer)
 
 
 def release(conn: sa.Connection, *, principal: str, key: str) -> None:
-    """Remove the claim on a key, so that it can be used again. An answer stays."""
+    """Remove the claim on a key, so that the key can be used again. A stored response stays."""
     conn.execute(_release, {"the_principal": principal, "the_key": key})

@@ -1,6 +1,7 @@
-"""Pages of what is sorted by time, newest first, of which few may fit: a walk along an index in windows that widen.
+"""Keyset pagination over rows sorted by time, newest first, of which few may match.
 
-However few there are that fit, a page looks at a bounded number, and the next one goes on where it has stopped.
+Each page scans an index in windows of growing size and reads a bounded number of rows, however few
+of them match. The next page resumes where the scan stopped.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from msgspec import Struct
 
 T = TypeVar("T")
 
-WIDER = 4  # times as wide is the next window
-AFTER_ALL_IDS = "g"  # which comes after every hex digit
+WIDER = 4  # factor by which each window is larger than the one before
+AFTER_ALL_IDS = "g"  # sorts after every hex digit
 
 
 class Place(Struct, frozen=True):
-    """Where one stands: behind what is of that moment and has this id."""
+    """Keyset position: resume after (timestamp, id)."""
 
     ms: int = 2**62
     id: str = AFTER_ALL_IDS
 
 
-# What fits behind a place, within a window of so many, at most so many of it; and where to go on, if there is more.
+# Arguments: position, window size, maximum matches. Returns the matches and, if there is more, where to resume.
 Window = Callable[[Place, int, int], tuple[list[T], Place | None]]
 
 
 def walk(window: Window[T], *, after: Place, limit: int, looked_at_max: int) -> tuple[list[T], Place | None]:
-    """A page, and where the next one begins, if there may be one. At least one window is looked at."""
+    """Return one page, and where the next one begins if there may be one. At least one window is read."""
     shown: list[T] = []
     width, looked = limit + 1, 0
     while True:

@@ -1,4 +1,4 @@
-"""Finding things by short ids: any unambiguous prefix of an id, among what the asker sees."""
+"""Find an object by a short id: any unambiguous prefix of an id, among the objects that the caller can see."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ _purged = (
 def find(
     conn: sa.Connection, text: str, nouns: Sequence[Noun] = tuple(Noun), *, seen_by: Principal = HOUSE
 ) -> tuple[Noun, str]:
-    """The one thing a short id names, and what it is. More than one is an error that lists them."""
+    """Return the one object that a short id names, and its kind.
+
+    Raises `Ambiguous` with the candidates if there are more.
+    """
     digits = prefix(text)
     scope = scope_of(seen_by)
     bounds = {"low": digits, "high": digits + "g", **me(seen_by)}

@@ -1,4 +1,7 @@
-"""The store on PostgreSQL, through psycopg 3: the same bodies, run on a synchronous face of an async connection."""
+"""The store on PostgreSQL, through psycopg 3.
+
+It runs the same transaction bodies, synchronously, on an async connection.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ T = TypeVar("T")
 
 POOL_SIZE = 8
 RETRIES_MAX = 5
-_RETRY = ("40001", "40P01")  # serialization failure, deadlock: the database asks us to run the body again
+_RETRY = ("40001", "40P01")  # serialization failure and deadlock: the database asks us to run the body again
 
 _WRITTEN = "tables written"
-_WHO_KNOWS = "*"  # a statement that was not built of tables
+_WHO_KNOWS = "*"  # for a statement that was not built from tables
 
 
 class PostgresStore:
-    """Opened by `retinue.store.open_store`. With a lock, no connection is used that the lock did not admit."""
+    """Opened by `retinue.store.open_store`. With a lock, it uses only connections that `ServerLock` has checked."""
 
     def __init__(self, url: str | sa.URL, *, faults: Faults = NO_FAULTS, lock: ServerLock | None = None) -> None:
         self._faults = faults
@@ -58,7 +61,7 @@ class PostgresStore:
         self._listeners.add(call, *tables)
 
     async def close(self) -> None:
-        """Waits for what is under way: a connection thrown away in mid-commit would leave us guessing."""
+        """Wait for running transactions: dropping a connection during COMMIT would leave its result unknown."""
         self._closed = True
         if self._under_way:
             await asyncio.wait(self._under_way)
@@ -67,7 +70,7 @@ class PostgresStore:
             await self._lock.close()
 
     async def _see_through(self, work: Coroutine[Any, Any, T]) -> T:
-        """In a task of its own: a caller who is cancelled goes away, and a commit on its way still comes to its end."""
+        """Run `work` in its own task, so that a commit in progress completes even if the caller is cancelled."""
         task = asyncio.create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._ended)
@@ -76,7 +79,7 @@ class PostgresStore:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
         if not task.cancelled():
-            task.exception()  # taken note of: whoever would be told of it may have been cancelled
+            task.exception()  # mark it as retrieved: the caller may have been cancelled
 
     async def _write(self, body: Body[T], point: str, then: Then[T] | None) -> T:
         kept = False
@@ -121,7 +124,7 @@ class PostgresStore:
             return await conn.run_sync(body)
 
     async def _again_if_asked(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Run it again where nothing was kept and another try may do better. The rest is put into our words."""
+        """Run `once` again if nothing was committed and a retry may succeed. Other errors are translated."""
         attempts = 0
         while True:
             attempts += 1
@@ -133,7 +136,7 @@ class PostgresStore:
                 if attempts == RETRIES_MAX:
                     raise _lock_lost() from error
             except exc.DBAPIError as error:
-                gone = error.connection_invalidated  # before COMMIT, or we would have heard of it as `commit-unknown`
+                gone = error.connection_invalidated  # before COMMIT, else it is `commit-unknown`
                 asked = getattr(error.orig, "sqlstate", None) in _RETRY
                 if attempts == RETRIES_MAX or not (gone or asked):
                     raise explain(error) from error
@@ -142,7 +145,7 @@ class PostgresStore:
 
 
 def _note_what_is_written(conn: sa.Connection, *execution: Any) -> None:
-    """Which tables a transaction writes to, for those who want to hear of some only."""
+    """Record which tables a transaction writes to, for listeners of certain tables."""
     context = execution[-2]
     if context is None or context.compiled is None or isinstance(context.compiled.statement, sa.TextClause):
         conn.info.setdefault(_WRITTEN, set()).add(_WHO_KNOWS)
@@ -151,7 +154,7 @@ def _note_what_is_written(conn: sa.Connection, *execution: Any) -> None:
 
 
 def _promise_durable_commits(connection: Any, _record: object) -> None:
-    """Where a server answers COMMIT before its log is on disk, ask it not to. Stronger promises are left alone."""
+    """Turn `synchronous_commit` on if it is off, so that COMMIT waits for the log. Stronger settings are left alone."""
     cursor = connection.cursor()
     cursor.execute(
         "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"

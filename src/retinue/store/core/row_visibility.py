@@ -1,10 +1,14 @@
-"""What a principal sees, as conditions for queries. Every list, look-up, stream and search takes it from here.
+"""SQL conditions for the rows that a principal can see. Every list, lookup, stream and search uses them.
 
-The owner sees all. A person sees sessions whose origin is theirs or that were shared with them, those of subagents that
-were sent out there, and envelopes they sent or received or that are in those sessions. An agent sees its own sessions
-and those it spawned. What is not seen is not there: its answer is "not found".
+- The owner sees everything.
+- A person sees sessions whose origin is theirs or that were shared with them, and the sessions of
+  subagents started from those. They also see envelopes that they sent or received or that are in
+  those sessions.
+- An agent sees its own sessions and those it spawned.
 
-Statements are built once for each scope (`PerScope`), and the principal comes in as parameters.
+An object that the principal cannot see is reported as "not found".
+
+Each statement is built once for each scope (`PerScope`); the principal is passed as parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from retinue.store.core import tables as t
 T = TypeVar("T")
 
 _b = sa.bindparam
-_AFTER_SLASH = "0"  # the character after "/": a range from "x/" to "x0" holds all that begins with "x/"
+_AFTER_SLASH = "0"  # the character after "/": the range from "x/" to "x0" contains every text that begins with "x/"
 
 
 class Scope(StrEnum):
@@ -38,26 +42,26 @@ def scope_of(principal: Principal) -> Scope:
 
 
 def me(principal: Principal) -> dict[str, Any]:
-    """The parameters that say who asks."""
+    """Return the bind parameters that identify the principal."""
     if scope_of(principal) is Scope.ALL:
         return {}
     address = f"{principal.address.kind}:{principal.address.name}"
-    # As it stands in a list of JSON. No name holds a character that means something in a pattern.
+    # The address as it appears in a JSON list. Names contain no character with a meaning in a LIKE pattern.
     return {**under("me", address), "my_name": principal.address.name, "me_listed": f'%"{address}"%'}
 
 
 def under(name: str, address: str) -> dict[str, str]:
-    """The parameters of `is_under`."""
+    """Return the bind parameters of `is_address_or_below`."""
     return {name: address, f"{name}_from": f"{address}/", f"{name}_to": f"{address}{_AFTER_SLASH}"}
 
 
 def is_under(name: str, column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
-    """Whether it is the address that parameter `name` names, or one below it: an agent's session, a conversation."""
+    """Match the address in parameter `name`, and addresses below it: an agent's session, a conversation."""
     return sa.or_(column == _b(name), sa.and_(column >= _b(f"{name}_from"), column < _b(f"{name}_to")))
 
 
 class PerScope(dict[Scope, T]):
-    """The same statement for each scope, each built when it is first asked for: few houses have all three."""
+    """One statement for each scope, built on first use: few instances use all three."""
 
     def __init__(self, build: Callable[[Scope], T]) -> None:
         self._build = build
@@ -71,7 +75,7 @@ def _mine(column: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
 
 
 def sessions(scope: Scope, table: Any = t.sessions) -> sa.ColumnElement[bool]:
-    """Which sessions are seen."""
+    """Match the sessions that are visible in this scope."""
     match scope:
         case Scope.ALL:
             return sa.true()
@@ -90,12 +94,12 @@ def _is_shared(table: Any) -> sa.ColumnElement[bool]:
 
 
 def origin_is(table: Any) -> sa.ColumnElement[bool]:
-    """Sessions that belong to the person who asks."""
+    """Match the sessions that belong to the current person."""
     return sa.and_(table.c.origin_kind.in_((t.word("'terminal'"), t.word("'web'"))), _mine(table.c.origin_key))
 
 
 def envelopes(scope: Scope) -> sa.ColumnElement[bool]:
-    """Which envelopes are seen: those sent or received, and those of sessions that are seen."""
+    """Match visible envelopes: those sent or received, and those of visible sessions."""
     if scope is Scope.ALL:
         return sa.true()
     return sa.or_(
@@ -104,7 +108,7 @@ def envelopes(scope: Scope) -> sa.ColumnElement[bool]:
 
 
 def in_sessions(scope: Scope, column: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Whatever belongs to a session that is seen: runs, records, approvals, news."""
+    """Match rows that belong to a visible session: runs, records, approvals, events."""
     if scope is Scope.ALL:
         return sa.true()
     seen = t.sessions.alias("seen")
@@ -112,7 +116,7 @@ def in_sessions(scope: Scope, column: sa.ColumnElement[Any]) -> sa.ColumnElement
 
 
 def approvals(scope: Scope) -> sa.ColumnElement[bool]:
-    """Questions of sessions that are seen, and those that were put to whoever asks."""
+    """Match the approvals of visible sessions, and those put to the current person."""
     if scope is not Scope.PERSON:
         return in_sessions(scope, t.approvals.c.session)
     return sa.or_(in_sessions(scope, t.approvals.c.session), t.approvals.c.asked_of.like(_b("me_listed")))

@@ -1,10 +1,11 @@
-"""One server for each PostgreSQL database: an advisory lock that is held for as long as the server is open.
+"""One server per PostgreSQL database: an advisory lock, held for as long as the server runs.
 
 There are two locks (docs/decisions/0017-one-server-per-postgresql-database.md):
 
-    SERVER        exclusive, held by one connection of its own: whose database this is
-    CONNECTIONS   shared, held by every connection that the store makes. A server that has just taken SERVER waits until
-                  it can have this one alone for a moment: then no connection of the server before it can still commit
+    SERVER        exclusive, held by one dedicated connection: which server owns the database
+    CONNECTIONS   shared, held by every connection of the store. A server that has just acquired SERVER waits until
+                  it can hold this one exclusively for a moment. After that, no connection of the previous server
+                  can commit
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from retinue.store.core.connection import LockRequest, explain
 
 log = logging.getLogger(__name__)
 
-LOCK_CLASS = 1_380_275_273  # advisory locks are numbers that all programs of a database share; this one is "RETI"
+LOCK_CLASS = 1_380_275_273  # advisory lock numbers are shared by all programs of a database; this one is "RETI"
 SERVER, CONNECTIONS = 1, 2
 
 RETAKE_S = 1.0
 """Time between two attempts to take a lost lock again."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 15, 5, 3
-LABEL_BYTES_MAX = 63  # of an application_name, all that PostgreSQL keeps
+LABEL_BYTES_MAX = 63  # PostgreSQL truncates an application_name to this length
 HOST_BYTES_MAX = 24
 
 _LOCK_NOT_AVAILABLE = "55P03"
-# A machine that vanished closes no connection. PostgreSQL waits two hours for it unless it is asked to look.
+# A machine that vanished closes no connection. Without keepalives, PostgreSQL waits two hours for it.
 _KEEPALIVES: Mapping[str, str] = {
     "tcp_keepalives_idle": str(KEEPALIVE_IDLE_S),
     "tcp_keepalives_interval": str(KEEPALIVE_INTERVAL_S),
@@ -61,11 +62,11 @@ _HOLDERS = """
 
 
 class Unguarded(Exception):
-    """A new connection has found that this server does not hold the lock. Take the lock again, and retry."""
+    """A new connection found that this server does not hold the lock. Acquire it again and retry."""
 
 
 class Holder(Struct, frozen=True):
-    """The connection that has a lock."""
+    """The connection that holds a lock."""
 
     pid: int
     label: str
@@ -74,7 +75,7 @@ class Holder(Struct, frozen=True):
 
 
 def label_of(*, host: str, process: int, directory: str) -> str:
-    """Name a server in as many bytes as PostgreSQL keeps. A long directory loses its beginning."""
+    """Describe a server within PostgreSQL's length limit. A long directory loses its beginning."""
     start = f"retinue pid {process} on {_ascii(host)[:HOST_BYTES_MAX]} "
     room = LABEL_BYTES_MAX - len(start)
     shown = _ascii(directory)
@@ -82,12 +83,12 @@ def label_of(*, host: str, process: int, directory: str) -> str:
 
 
 def _ascii(text: str) -> str:
-    """PostgreSQL keeps no other characters in an application_name."""
+    """Replace characters that PostgreSQL does not allow in an application_name."""
     return "".join(each if " " <= each <= "~" else "?" for each in text)
 
 
 class ServerLock:
-    """Held from `take` to `close`. A lost connection is noticed at once, and the lock is taken again."""
+    """Held from `acquire` to `close`. A lost connection is detected at once, and the lock is acquired again."""
 
     def __init__(self, url: sa.URL, request: LockRequest) -> None:
         self.label = label_of(host=request.host, process=request.process, directory=str(request.directory))
@@ -108,7 +109,7 @@ class ServerLock:
         self._keeping: asyncio.Task[None] | None = None
 
     async def take(self) -> None:
-        """Take the lock at the start of a server; raises `store.locked` if another server has it."""
+        """Acquire the lock when the server starts. Raises `store.locked` if another server holds it."""
         try:
             conn = await self._connect()
             for key in (SERVER, CONNECTIONS):
@@ -125,7 +126,7 @@ class ServerLock:
         self._keeping = asyncio.create_task(self._keep())
 
     async def hold(self) -> None:
-        """Return if this server holds the lock; take it again if it was lost; raise if neither is possible."""
+        """Ensure that this server holds the lock: acquire it again if it was lost, or raise."""
         if self._held:
             return
         async with self._retaking:
@@ -133,9 +134,10 @@ class ServerLock:
                 await self._retake()
 
     def admit(self, connection: Any, _record: object) -> None:
-        """Have a new connection of the store share CONNECTIONS, and then see that SERVER is ours.
+        """Make a new connection of the store share CONNECTIONS, then check that this server holds SERVER.
 
-        In this order: whoever takes SERVER after our look waits for CONNECTIONS, and so for this connection's end.
+        The order matters. A server that acquires SERVER after our check must wait for CONNECTIONS,
+        and so for the end of this connection.
         """
         held_by = self._pid
         cursor = connection.cursor()
@@ -149,7 +151,7 @@ class ServerLock:
         if shares and found is not None and found[0] == self._pid:
             return
         connection.close()
-        if self._pid == held_by:  # otherwise it was taken again while we looked
+        if self._pid == held_by:  # otherwise it was acquired again during the check
             self._doubt()
         raise Unguarded
 
@@ -167,7 +169,7 @@ class ServerLock:
             **_KEEPALIVES,
             "lock_timeout": f"{int(self._request.wait_s * 1000)}ms",
             "statement_timeout": "0",
-            "idle_session_timeout": "0",  # it idles for as long as the server is open
+            "idle_session_timeout": "0",  # it idles for as long as the server runs
         }
         await conn.execute(sa.text(_settings(settings)))
         return conn
@@ -176,19 +178,19 @@ class ServerLock:
         conn, self._conn = self._conn, None
         if conn is not None:
             with contextlib.suppress(exc.SQLAlchemyError, psycopg.Error):
-                await conn.invalidate()  # what is to be freed is freed with the connection, and it may be broken
+                await conn.invalidate()  # closing the connection releases its locks, and it may be broken
                 await conn.close()
 
     async def _lock(self, conn: AsyncConnection, key: int) -> Holder | None:
-        """Take one lock, or return who has it."""
+        """Acquire one lock, or return its holder."""
         while not await _acquired(conn, key):
             row = (await conn.execute(sa.text(_HOLDERS.format(lock_class=LOCK_CLASS, key=key)))).one_or_none()
             if row is None:
-                continue  # freed meanwhile
+                continue  # released in between
             holder = Holder(row[0], row[1] or "a program without a name", row[2] or "", row[3])
             if holder.pid != self._pid:
                 return holder
-            # Our own connection from before, which PostgreSQL does not know to be gone.
+            # Our own earlier connection, which PostgreSQL does not yet know to be gone.
             await conn.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": self._pid})
         return None
 
@@ -200,7 +202,7 @@ class ServerLock:
         self._lost.clear()
 
     async def _watch(self, driver: Any) -> None:
-        """Wait for the end of the connection: nobody sends it anything, so there is nothing else to hear."""
+        """Wait until the connection ends. Nothing is sent on it, so the end is all there is to receive."""
         with contextlib.suppress(psycopg.Error, OSError):
             async for _ in driver.notifies():
                 pass
@@ -212,7 +214,7 @@ class ServerLock:
         self._lost.set()
 
     async def _keep(self) -> None:
-        """Take a lost lock again, also while nobody writes."""
+        """Acquire a lost lock again, even while there are no writes."""
         while True:
             await self._lost.wait()
             try:
@@ -257,7 +259,7 @@ async def _acquired(conn: AsyncConnection, key: int) -> bool:
 
 
 def _settings(wanted: Mapping[str, str]) -> str:
-    """Set those for this session that this version of PostgreSQL has."""
+    """Return SQL that sets, for this session, those settings that this PostgreSQL version has."""
     values = ", ".join(f"('{name}', '{value}')" for name, value in wanted.items())
     return f"SELECT set_config(name, value, false) FROM pg_settings JOIN (VALUES {values}) w(name, value) USING (name)"
 

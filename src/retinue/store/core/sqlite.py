@@ -1,4 +1,7 @@
-"""The store on SQLite: one connection that writes, with group commit; one that the loop reads on; a few for scans."""
+"""The store on SQLite, with group commit.
+
+It has one connection for writes, one for reads on the event loop, and a few for scans.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +30,26 @@ from retinue.store.core.fast_connection import QuickConnection
 T = TypeVar("T")
 
 GROUP_MAX = 256
-COMMIT_HERE_S_MAX = 0.002  # where commits take longer, they are not the loop's to wait for
-COMMITS_BELIEVED = 8  # the latest ones
-QUICK_AMONG_THEM = 4  # one in so many is quick on any disk that is: the others may have waited for the processor
-HERE_MAX = 2  # jobs that one commit on the loop may hold
-FEW_COMMITS, FEW_JOBS = 16, 20  # in so many of the latest commits, at most so many jobs: little happens
+COMMIT_HERE_S_MAX = 0.002  # slower commits do not run on the event loop
+COMMITS_BELIEVED = 8  # number of latest commits whose duration is considered
+QUICK_AMONG_THEM = 4  # on a fast disk, one commit in this many is fast: others may have waited for the processor
+HERE_MAX = 2  # maximum writes in one commit on the event loop
+FEW_COMMITS, FEW_JOBS = 16, 20  # the load is low if the latest 16 commits held at most 20 writes
 BUSY_TIMEOUT_MS = 5_000
 CACHE_KIB = 2_048
-SCAN_CACHE_KIB = 512  # a scan reads each page once: new memory for it costs more than reading it again from the system
+SCAN_CACHE_KIB = 512  # a scan reads each database page once: a larger cache costs more than reading again from the OS
 WAL_BYTES_KEPT = 16 * 1024 * 1024
 STATEMENTS_CACHED = 256
 SCANS_AT_ONCE_MAX = 3
 
-# About what is no number and no word, sqlite3 first asks two questions in vain, with an exception each: 1 us for every
-# empty column and every yes or no, and a turn with a tool writes sixty. Found here, they are taken at once.
-sqlite3.register_adapter(type(None), dict[None, None]().get)  # of nothing it makes nothing
+# For a value that is neither number nor text, sqlite3 first tries two adaptations that raise. This costs 1 us for
+# every NULL and every boolean, and a turn with a tool call writes sixty. A registered adapter is found at once.
+sqlite3.register_adapter(type(None), dict[None, None]().get)  # maps None to None
 sqlite3.register_adapter(bool, int)
 
 
 def connect(path: str | Path, *, writable: bool, cache_kib: int = CACHE_KIB) -> QuickConnection:
-    """One connection that leaves every BEGIN and COMMIT to us."""
+    """Open a connection that leaves every BEGIN and COMMIT to us."""
 
     def dbapi() -> sqlite3.Connection:
         raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=STATEMENTS_CACHED)
@@ -65,7 +68,7 @@ def connect(path: str | Path, *, writable: bool, cache_kib: int = CACHE_KIB) -> 
 
 
 def configure(raw: sqlite3.Connection, *, writable: bool, cache_kib: int = CACHE_KIB) -> None:
-    """Have it promise what we promise, and read back that it does."""
+    """Set the durability pragmas, and read back that they took effect."""
     raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     if writable:
         (journal,) = raw.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -76,7 +79,7 @@ def configure(raw: sqlite3.Connection, *, writable: bool, cache_kib: int = CACHE
                 try_this="keep the store on a local disk: network disks cannot share the memory that a log needs",
                 code="store.not-durable",
             )
-    # FULL, not NORMAL: with NORMAL a power cut may take back a commit that we have already told someone about.
+    # FULL, not NORMAL: with NORMAL a power cut may undo a commit that we have already confirmed to a caller.
     raw.execute("PRAGMA synchronous = FULL")
     raw.execute("PRAGMA foreign_keys = ON")
     raw.execute("PRAGMA temp_store = MEMORY")
@@ -100,7 +103,7 @@ def _raw(conn: sa.Connection) -> sqlite3.Connection:
 
 def _undo(raw: sqlite3.Connection) -> None:
     if raw.in_transaction:
-        with suppress(sqlite3.Error):  # a disk that fails may fail here too; the transaction is over all the same
+        with suppress(sqlite3.Error):  # a failing disk may fail here too; the transaction is over in any case
             raw.execute("ROLLBACK")
 
 
@@ -119,14 +122,14 @@ class _Done(NamedTuple):
 
 
 def commit_group(conn: sa.Connection, jobs: list[_Job], faults: Faults) -> list[_Done]:
-    """Run each job in its own savepoint and commit them together. Nobody's answer is given before COMMIT returned."""
+    """Run each write in its own savepoint and commit them together. No result is reported before COMMIT returns."""
     raw = _raw(conn)
     done: list[_Done] = []
     _undo(raw)
     try:
         raw.execute("BEGIN IMMEDIATE")
         if len(jobs) == 1:
-            # Alone, a job needs no savepoint: its error undoes the transaction, which is its own.
+            # A single write needs no savepoint: an error undoes the transaction, which is its own.
             done.append(_Done(jobs[0], jobs[0].body(conn), None))
         else:
             for job in jobs:
@@ -138,7 +141,7 @@ def commit_group(conn: sa.Connection, jobs: list[_Job], faults: Faults) -> list[
     except Exception as error:  # noqa: BLE001 - whatever it was, nobody may be answered as if it had worked
         _undo(raw)
         failure = _failure(error, of_a_body=len(jobs) == 1 and not done)
-        # A job that had failed on its own keeps its own reason; the others lost their work with the group.
+        # A write that failed by itself keeps its own error; the others were lost with the group.
         return [d if d.error is not None else _Done(d.job, None, failure) for d in done] + [
             _Done(job, None, failure) for job in jobs[len(done) :]
         ]
@@ -149,7 +152,7 @@ def commit_group(conn: sa.Connection, jobs: list[_Job], faults: Faults) -> list[
 
 
 def _failure(error: Exception, *, of_a_body: bool) -> Exception:
-    """What a body raised is its caller's to hear as it is, unless the database said it."""
+    """Return an error raised by a body unchanged, and translate an error of the database."""
     if isinstance(error, StoreError) or (of_a_body and not isinstance(error, exc.SQLAlchemyError | sqlite3.Error)):
         return error
     return explain(error)
@@ -162,7 +165,7 @@ def _in_savepoint(conn: sa.Connection, raw: sqlite3.Connection, job: _Job) -> _D
     except Exception as error:
         failure = _failure(error, of_a_body=True)
         if not raw.in_transaction:
-            # A full disk or a failed read makes SQLite undo everything: then this is the group's failure.
+            # After a full disk or a failed read SQLite undoes everything, so the error belongs to the group.
             raise failure from error
         raw.execute("ROLLBACK TO job")
         raw.execute("RELEASE job")
@@ -172,7 +175,7 @@ def _in_savepoint(conn: sa.Connection, raw: sqlite3.Connection, job: _Job) -> _D
 
 
 class SqliteStore:
-    """The default store. Opened by `retinue.store.open_store.open_store`, which brings the schema up to date first."""
+    """The default store. Opened by `retinue.store.open_store.open_store`, which upgrades the schema first."""
 
     def __init__(self, path: Path, *, faults: Faults = NO_FAULTS) -> None:
         self.path = path
@@ -181,14 +184,14 @@ class SqliteStore:
             self._writer = opened.enter_context(closing(connect(path, writable=True)))
             self._reader = opened.enter_context(closing(connect(path, writable=False)))
             self._connections = opened.pop_all()
-        # More than one: the clock looks at the store this way, and an export must not make it late.
+        # More than one: the scheduler scans too, and an export must not delay it.
         self._scans = ThreadPoolExecutor(SCANS_AT_ONCE_MAX, thread_name_prefix="retinue-scan")
         self._idle_scanners: SimpleQueue[sa.Connection] = SimpleQueue()
-        self._waiting: list[_Job] = []  # to be committed once the loop has gone round
+        self._waiting: list[_Job] = []  # to be committed after the current iteration of the event loop
         self._jobs: SimpleQueue[list[_Job] | None] = SimpleQueue()
-        self._with_thread = 0  # how many jobs the writer thread has: while it has any, the connection is its own
-        self._commits_s: deque[float] = deque(maxlen=COMMITS_BELIEVED)  # how long the latest ones took
-        self._sizes: deque[int] = deque([1] * FEW_COMMITS, FEW_COMMITS)  # how many jobs the latest ones held
+        self._with_thread = 0  # writes given to the writer thread: while there are any, it owns the connection
+        self._commits_s: deque[float] = deque(maxlen=COMMITS_BELIEVED)  # durations of the latest commits
+        self._sizes: deque[int] = deque([1] * FEW_COMMITS, FEW_COMMITS)  # numbers of writes in the latest commits
         self._listeners = Listeners()
         self._closed = False
         self._thread = threading.Thread(target=self._write_forever, name="retinue-writer", daemon=True)
@@ -206,11 +209,12 @@ class SqliteStore:
         return await future
 
     def _commit_waiting(self) -> None:
-        """Commit what came up in one round of the loop: beside it, or here where nobody else would have to wait.
+        """Commit the writes of one event loop iteration, in the writer thread or right here.
 
-        To a lone job, the way to another thread and back costs about as much as its commit. But many at once share
-        one, and while it is made the loop goes on: so this is only for a house in which little happens, and commits
-        are quick. See docs/decisions/0005-a-lone-commit-is-made-on-the-loop.md.
+        For a single write, switching to another thread and back costs about as much as its commit.
+        But many writes share one commit, and the event loop continues while the thread commits. So
+        we commit here only while the load is low and commits are fast. See
+        docs/decisions/0005-a-lone-commit-is-made-on-the-loop.md.
         """
         group, self._waiting = self._waiting, []
         here = len(group) <= HERE_MAX and self._with_thread == 0 and sum(self._sizes) <= FEW_JOBS
@@ -221,7 +225,7 @@ class SqliteStore:
             self._jobs.put(group)
 
     def _is_quick(self) -> bool:
-        """Whether the disk is. Where the processor is busy most commits are late too, but not all of them."""
+        """Whether the disk is fast. On a busy processor most commits are slow too, but not all of them."""
         taken_s = sorted(self._commits_s)
         return not taken_s or taken_s[len(taken_s) // QUICK_AMONG_THEM] < COMMIT_HERE_S_MAX
 
@@ -229,8 +233,9 @@ class SqliteStore:
         if self._closed:
             raise closed()
         if self._with_thread == 0:
-            # Nobody writes now, so it is read where all that was written still lies in memory: each commit empties the
-            # memory of every other connection, and what is read there is fetched from the system and locked anew.
+            # There are no writes in progress, so read on the writing connection, whose cache is still valid. Each
+            # commit invalidates the cache of every other connection, which then has to read from the OS and lock
+            # again.
             return look(self._writer, body)
         try:
             return body(self._reader)
@@ -285,7 +290,7 @@ class SqliteStore:
             except Empty:
                 pass
             done = self._commit(group)
-            # A closed loop means the house went down without waiting; what was committed stays committed.
+            # A closed event loop means that the server stopped without waiting. Committed data stays committed.
             with suppress(RuntimeError):
                 group[0].loop.call_soon_threadsafe(self._thread_answers, done, self._writer.written())
 
@@ -318,7 +323,7 @@ class SqliteStore:
 
 
 def snapshot(conn: sa.Connection, body: Body[T]) -> T:
-    """Run `body` on one consistent picture of the store."""
+    """Run `body` on one consistent snapshot."""
     raw = _raw(conn)
     try:
         raw.execute("BEGIN")
@@ -331,10 +336,11 @@ def snapshot(conn: sa.Connection, body: Body[T]) -> T:
 
 
 def look(conn: sa.Connection, body: Body[T]) -> T:
-    """The same on a connection that writes.
+    """Run `body` on a consistent snapshot of the writing connection.
 
-    No `PRAGMA query_only` here: each change of it makes SQLite prepare every statement anew. `snapshot` ends in
-    ROLLBACK, so a body that writes where it should only look keeps nothing; and it is told so, as elsewhere.
+    `PRAGMA query_only` is not used: each change of it makes SQLite prepare every statement again.
+    `snapshot` ends with ROLLBACK, so a body that writes has no effect. The write is reported as an
+    error, as on the other connections.
     """
     raw = _raw(conn)
     changes = raw.total_changes
@@ -350,9 +356,10 @@ def look(conn: sa.Connection, body: Body[T]) -> T:
 
 
 class InlineStore:
-    """The same store without threads, for simulation: each commit happens within one step of the loop.
+    """The same store without threads, for simulation: each commit happens within one event loop step.
 
-    `write` yields to the loop before and after its commit, so that a simulation can put anything in between.
+    `write` yields to the event loop before and after its commit, so that a simulation can run
+    anything in between.
     """
 
     def __init__(self, path: str | Path = ":memory:", *, faults: Faults = NO_FAULTS, yields: bool = True) -> None:
@@ -361,7 +368,7 @@ class InlineStore:
         self._yields = yields
         self._listeners = Listeners()
         self._closed = False
-        self.written: AbstractSet[str] | None = None  # the tables of the latest commit
+        self.written: AbstractSet[str] | None = None  # the tables written by the latest commit
 
     @property
     def connection(self) -> sa.Connection:

@@ -1,7 +1,7 @@
-"""The tables. Times are unix milliseconds, bodies are JSON text, ids are 32 hex digits.
+"""The tables. Times are Unix milliseconds, bodies are JSON text, ids are 32 hex digits.
 
-Partial indexes keep the work of accept and claim the same for ten envelopes and for a million: they hold only
-what is still open. Their conditions are written as literals here and in the statements that use them, because a
+Partial indexes contain only open rows, so accepting and claiming cost the same for ten envelopes
+and for a million. Their conditions are literals, here and in the statements that use them: a query
 planner cannot prove them from a bound parameter.
 """
 
@@ -24,7 +24,7 @@ metadata = sa.MetaData(
 
 
 def word(quoted: str) -> sa.ColumnClause[str]:
-    """A constant that the planner can see, so that it may use a partial index."""
+    """Return an SQL literal. The planner sees its value, so it can use a partial index."""
     return sa.literal_column(quoted, sa.String)
 
 
@@ -38,12 +38,15 @@ _PARTIAL: list[tuple[sa.Index, sa.ColumnElement[bool]]] = []
 
 
 def _partial(name: str, *columns: sa.Column[Any], where: sa.ColumnElement[bool], unique: bool = False) -> None:
-    """An index over the rows that are still open."""
+    """Add an index over the open rows only."""
     _PARTIAL.append((sa.Index(name, *columns, unique=unique, sqlite_where=where), where))
 
 
 def know_postgres() -> None:
-    """Tell the partial indexes about PostgreSQL. Only a store that is there pays for importing its dialect."""
+    """Add the conditions of the partial indexes for PostgreSQL.
+
+    Only a PostgreSQL store pays for importing its dialect.
+    """
     for index, where in _PARTIAL:
         index.dialect_options["postgresql"]["where"] = where
 
@@ -89,7 +92,7 @@ people = sa.Table(
     sa.UniqueConstraint("folded"),
 )
 
-# What proves who someone is: tokens, cookies of a browser, sign-in codes, invitations. Only hashes are kept.
+# Tokens, browser cookies, sign-in codes and invitations. Only hashes are stored.
 tokens = sa.Table(
     "tokens",
     metadata,
@@ -107,7 +110,7 @@ tokens = sa.Table(
 )
 sa.Index("ix_tokens_principal", tokens.c.principal)
 
-# What a house has answered to requests that carried a key: the same key gets the same answer.
+# Responses to requests with an idempotency key: the same key gets the same response.
 answers = sa.Table(
     "answers",
     metadata,
@@ -170,12 +173,12 @@ _partial(
     where=sessions.c.deleted_ms.is_(None),
     unique=True,
 )
-# By id, not by time: that changes with every commit of a run, and each would write here too.
+# By id, not by time: the time changes with every commit of a run, and each would update the index.
 _partial("ix_sessions_active", sessions.c.id, where=sessions.c.wakefulness == word("'active'"))
 sa.Index("ix_sessions_parent", sessions.c.parent)
 sa.Index("uq_sessions_name", sessions.c.agent, sessions.c.folded, unique=True)
 
-# With whom a session is shared besides the one whose it is.
+# The people a session is shared with, besides its owner.
 shares = sa.Table(
     "shares",
     metadata,
@@ -263,7 +266,8 @@ tally = sa.Table(
     sa.Column("purged", sa.BigInteger, nullable=False),
 )
 
-# What is left of an envelope that was purged, for a while: its key, so that it is not accepted twice, and no words.
+# What remains of a purged envelope for a while: its idempotency key, so that it is not accepted twice, without its
+# text.
 purged = sa.Table(
     "purged",
     metadata,
@@ -294,7 +298,7 @@ records = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# Made of `records`, and never asked where it says otherwise: see `store/sessions/record_chunks`.
+# A cache derived from `records`. It is ignored where it disagrees: see `store/sessions/record_chunks`.
 chapters = sa.Table(
     "chapters",
     metadata,
@@ -322,7 +326,7 @@ runs = sa.Table(
     sa.Column("final_text", sa.Text),
     sa.Column("context_length", sa.BigInteger),
     sa.Column("error", sa.Text),
-    sa.Column("lineage", sa.Text),  # of a run that another one set going
+    sa.Column("lineage", sa.Text),  # set if another run started this one
     sa.ForeignKeyConstraint(["session"], ["sessions.id"]),
     sqlite_with_rowid=False,
 )
@@ -414,11 +418,11 @@ approvals = sa.Table(
     _ms("expires_ms"),
     _ms("decided_ms", nullable=True),
     sa.Column("needs", sa.Text, nullable=False),  # permissions that the calls lack, as a list of tags
-    sa.Column("scope", sa.String(16), nullable=False),  # of a yes: once, session, always
+    sa.Column("scope", sa.String(16), nullable=False),  # of an approval: once, session, always
     sa.Column("asked_of", sa.Text, nullable=False),  # addresses of the people who were asked, as a list
-    sa.Column("words", sa.Text, nullable=False),  # what was said with the decision
-    sa.Column("agent", sa.String(64), nullable=False),  # who is to have what was asked for; empty: who asked
-    _ms("escalate_ms", nullable=True),  # when the next one is asked
+    sa.Column("words", sa.Text, nullable=False),  # the text that came with the decision
+    sa.Column("agent", sa.String(64), nullable=False),  # the agent that gets the permission; empty: the one that asked
+    _ms("escalate_ms", nullable=True),  # when the next person is asked
 )
 
 grants = sa.Table(
@@ -438,8 +442,8 @@ grants = sa.Table(
 )
 _partial("ix_grants_good", grants.c.agent, grants.c.session, where=grants.c.revoked_ms.is_(None))
 
-# Every decision and effect, in the commit it tells of. `chain` is a session, or empty for the house; a row's hash
-# covers the one before it in its chain.
+# Every decision and effect, written in the commit it describes. `chain` is a session id, or empty for the server. The
+# hash of a row covers the previous row of its chain.
 audit = sa.Table(
     "audit",
     metadata,
@@ -453,13 +457,13 @@ audit = sa.Table(
     sa.Column("subject", sa.Text, nullable=False),  # a tool, an approval, a setting
     sa.Column("verdict", sa.String(16), nullable=False),
     sa.Column("because", sa.Text, nullable=False),
-    sa.Column("content", sa.String(64), nullable=False),  # the hash of what it was about; the content is elsewhere
+    sa.Column("content", sa.String(64), nullable=False),  # the hash of the content, which is in another table
     sa.Column("hash", sa.String(64), nullable=False),
     sqlite_with_rowid=False,
 )
 sa.Index("ix_audit_at", audit.c.at_ms)
 
-# Where each chain stood at an hour: a chain that was cut short afterwards no longer reaches it.
+# The end of each chain at a certain hour: a chain that was truncated later no longer reaches it.
 audit_anchors = sa.Table(
     "audit_anchors",
     metadata,
@@ -471,18 +475,18 @@ audit_anchors = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# How far files can be believed that an agent has written. What is not here is the house's own.
+# The trust of files that an agent has written. A file without a row is the server's own.
 file_labels = sa.Table(
     "file_labels",
     metadata,
     sa.Column("path", sa.Text, primary_key=True),
     sa.Column("trust", sa.String(16), nullable=False),
-    sa.Column("whole", sa.Boolean, nullable=False),  # a folder: whatever in it has changed since
+    sa.Column("whole", sa.Boolean, nullable=False),  # a directory: everything in it that has changed since
     _id("run", nullable=True),
     _ms("at_ms"),
 )
 
-# Commands that were begun and left to run on.
+# Commands that were started and left running in the background.
 processes = sa.Table(
     "processes",
     metadata,
@@ -493,7 +497,7 @@ processes = sa.Table(
     sa.Column("command", sa.Text, nullable=False),
     sa.Column("folder", sa.Text, nullable=False),
     sa.Column("pid", sa.BigInteger, nullable=False),
-    sa.Column("boot", sa.Text, nullable=False),  # of the machine and the process: a pid is used again
+    sa.Column("boot", sa.Text, nullable=False),  # identifies the boot and the process, because a pid is reused
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("exit_code", sa.Integer),
     sa.Column("because", sa.Text, nullable=False),
@@ -503,14 +507,14 @@ processes = sa.Table(
 )
 _partial("ix_processes_running", processes.c.session, where=processes.c.state == word("'running'"))
 
-# What was looked at and found good: skills, tools of an MCP server. One that has changed since is asked about.
+# Approved hashes of skills and of tools of MCP servers. A changed one needs a new approval.
 pins = sa.Table(
     "pins",
     metadata,
     sa.Column("kind", sa.String(16), primary_key=True),
     sa.Column("name", sa.String(256), primary_key=True),
     sa.Column("hash", sa.String(64), nullable=False),
-    sa.Column("content", sa.Text, nullable=False),  # what was found good, to show a difference by
+    sa.Column("content", sa.Text, nullable=False),  # the approved content, to show a diff
     sa.Column("decided_by", sa.Text, nullable=False),
     _ms("at_ms"),
     sqlite_with_rowid=False,
@@ -533,7 +537,7 @@ deliveries = sa.Table(
 )
 _partial("ix_deliveries_sending", deliveries.c.envelope, where=deliveries.c.state == word("'sending'"))
 
-# Every call of a model: what was reserved for it, what it came to, and, where it failed, what was tried next.
+# Every model call: the money reserved for it, what it cost and, if it failed, what was tried next.
 money = sa.Table(
     "money",
     metadata,
@@ -567,11 +571,11 @@ money = sa.Table(
     _ms("ended_ms", nullable=True),
     sqlite_with_rowid=False,
 )
-# A run without a parent is the root of its own calls, and those are found by their run.
+# For a run without a parent, `root` is the run itself, and its calls are found by `run`.
 _partial("ix_money_root", money.c.root, where=money.c.root != money.c.run)
 sa.Index("ix_money_day", money.c.day)
 
-# The sums of money by day, raised in the commits that reserve and settle: what a cap is compared with.
+# Spending by day, updated in the commits that reserve and settle. Budgets are compared with it.
 spending = sa.Table(
     "spending",
     metadata,
@@ -591,7 +595,7 @@ spending = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# Keys to providers: where each is kept, never the key itself. Those of the house have no agent.
+# Provider credentials: where each is stored, never the credential itself. Instance-wide ones have no agent.
 credentials = sa.Table(
     "credentials",
     metadata,
@@ -607,7 +611,7 @@ credentials = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# Which credential is not to be asked for which model, and until when. An empty model means all of them.
+# Which credential must not be used for which model, and until when. An empty model means all models.
 cooldowns = sa.Table(
     "cooldowns",
     metadata,
@@ -632,14 +636,14 @@ news = sa.Table(
     sa.Column("record_seq", sa.BigInteger),
     sa.Column("body", sa.Text),
     _ms("at_ms"),
-    sa.Column("person", sa.String(64)),  # whom it is for, beside whoever sees its session
+    sa.Column("person", sa.String(64)),  # its recipient, besides those who can see its session
 )
 
-# The few that tell of a run what nothing else keeps: that it waited, was taken up again, or read more meanwhile.
+# The only record of a run that was suspended, resumed, or read further messages.
 run_went_on = news.c.kind.in_((word("'run.joined'"), word("'run.parked'"), word("'run.resumed'")))
 _partial("ix_news_run", news.c.run, where=run_went_on)
 
-# What someone is to notice when they look: short words, from an agent or a person.
+# Notifications: short messages for a person, from an agent or another person.
 notifications = sa.Table(
     "notifications",
     metadata,
@@ -656,7 +660,7 @@ notifications = sa.Table(
 sa.Index("ix_notifications_person", notifications.c.person, notifications.c.at_ms, notifications.c.id)
 _partial("ix_notifications_unread", notifications.c.person, where=notifications.c.read_ms.is_(None))
 
-# Questions with fields that an agent put to a person. The answers come to it as an envelope of that person.
+# Questions with fields that an agent put to a person. The answers reach it as an envelope from that person.
 questionnaires = sa.Table(
     "questionnaires",
     metadata,
@@ -667,7 +671,7 @@ questionnaires = sa.Table(
     _id("run", nullable=False),
     sa.Column("title", sa.Text, nullable=False),
     sa.Column("fields", sa.Text, nullable=False),
-    sa.Column("trust", sa.String(16), nullable=False),  # of what the agent knew as it wrote them
+    sa.Column("trust", sa.String(16), nullable=False),  # of what the agent knew when it wrote them
     sa.Column("state", sa.String(16), nullable=False),
     _ms("asked_ms"),
     _ms("expires_ms"),
@@ -679,7 +683,7 @@ questionnaires = sa.Table(
 sa.Index("ix_questionnaires_person", questionnaires.c.person, questionnaires.c.asked_ms, questionnaires.c.id)
 sa.Index("ix_questionnaires_session", questionnaires.c.session)
 
-# What a person has set for themselves, on whatever device: a layout, a theme.
+# Preferences of a person on all devices: a layout, a theme.
 preferences = sa.Table(
     "preferences",
     metadata,
@@ -690,7 +694,7 @@ preferences = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# What each session was last told before anything was said in it, and the files its conversation began with.
+# The latest system prompt of each session, and the files its conversation started with.
 instructions = sa.Table(
     "instructions",
     metadata,
@@ -702,7 +706,7 @@ instructions = sa.Table(
     _ms("at_ms"),
 )
 
-# By what id an agent that runs elsewhere knows a session, where somebody chose one. It outlives the session's deletion.
+# The id by which an external agent knows a session, if one was chosen. It survives the deletion of the session.
 external_keys = sa.Table(
     "external_keys",
     metadata,
@@ -712,7 +716,7 @@ external_keys = sa.Table(
 )
 sa.Index("uq_external_keys_session", external_keys.c.session, unique=True)
 
-# Who wants to be told elsewhere what came of a letter. The headers may be secret, and go once they were used.
+# URLs to notify when an envelope is done. The headers may be secret and are cleared after use.
 webhooks = sa.Table(
     "webhooks",
     metadata,
@@ -723,13 +727,13 @@ webhooks = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# When envelopes are to be sent, as someone has set it. `body` is the whole definition; the columns beside it are what
-# is looked for. `zone` is the one it goes by: its own, or the owner's as it was when last told.
+# Schedules. `body` is the complete definition; the other columns are there to be searched. `zone` is the time zone in
+# use: the schedule's own, or the owner's when it was last known.
 schedules = sa.Table(
     "schedules",
     metadata,
     _id("id", primary_key=True),
-    sa.Column("folded", sa.String(64)),  # its name, where it has one
+    sa.Column("folded", sa.String(64)),  # the case-folded name, if it has one
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("owner", sa.Text, nullable=False),
     sa.Column("recipient", sa.Text, nullable=False),
@@ -738,7 +742,7 @@ schedules = sa.Table(
     sa.Column("because", sa.Text, nullable=False),
     sa.Column("zone", sa.String(64), nullable=False),
     sa.Column("filed", sa.Boolean, nullable=False),  # whether it has a file
-    sa.Column("said", sa.String(64)),  # by a heartbeat, when it was last heard: the hash of its words
+    sa.Column("said", sa.String(64)),  # hash of the last text that a heartbeat reported
     _ms("said_ms", nullable=True),
     _ms("created_ms"),
     _ms("updated_ms"),
@@ -747,7 +751,7 @@ _partial("uq_schedules_folded", schedules.c.folded, where=schedules.c.folded.is_
 sa.Index("ix_schedules_owner", schedules.c.owner, schedules.c.kind)
 sa.Index("ix_schedules_recipient", schedules.c.recipient, schedules.c.kind)
 
-# Each time a schedule comes, or would have. `clock_ms` is when the clock has to do something about one that waits.
+# Each occurrence of a schedule, past or planned. `clock_ms` is when the scheduler must act on a waiting one.
 schedule_slots = sa.Table(
     "schedule_slots",
     metadata,
@@ -763,14 +767,14 @@ schedule_slots = sa.Table(
     _id("envelope"),
     _ms("begun_ms", nullable=True),
     _ms("ended_ms", nullable=True),
-    _ms("last_run_ms", nullable=True),  # before this one
+    _ms("last_run_ms", nullable=True),  # before this occurrence
     sa.ForeignKeyConstraint(["schedule"], ["schedules.id"]),
     sqlite_with_rowid=False,
 )
 OPEN_SLOT = (word("'waiting'"), word("'working'"))
 _open_slot = schedule_slots.c.state.in_(OPEN_SLOT)
 _by_clock = schedule_slots.c.made_by == word("'clock'")
-# One occurrence at a time, and none twice: what a mistake of ours would break is held by the store.
+# One open occurrence at a time, and none twice: the store enforces what a bug in our code could break.
 _partial("uq_schedule_slots_open", schedule_slots.c.schedule, where=sa.and_(_open_slot, _by_clock), unique=True)
 _partial(
     "uq_schedule_slots_once",
@@ -785,15 +789,15 @@ _partial(
 _partial("uq_schedule_slots_envelope", schedule_slots.c.envelope, where=_open_slot, unique=True)
 _partial("ix_schedule_slots_clock", schedule_slots.c.clock_ms, where=schedule_slots.c.state == word("'waiting'"))
 
-# --- the doors: who may talk from outside, and who answers there ---
+# --- channels: who may write from outside, and which agent answers ---
 
-# Which agent answers where. What is empty is not asked for: no account means every account of the connector.
+# Which agent answers where. An empty column matches everything: no account means every account of the connector.
 bindings = sa.Table(
     "bindings",
     metadata,
     _id("id", primary_key=True),
     sa.Column("agent", sa.String(64), sa.ForeignKey("agents.name"), nullable=False),
-    sa.Column("also", sa.Text, nullable=False),  # JSON: the agents that answer there too, each for itself
+    sa.Column("also", sa.Text, nullable=False),  # JSON: further agents that answer there, each independently
     sa.Column("connector", sa.String(64), nullable=False),
     sa.Column("account", sa.String(64), nullable=False),
     sa.Column("peer_kind", sa.String(8), nullable=False),
@@ -807,7 +811,7 @@ bindings = sa.Table(
 )
 sa.Index("ix_bindings_agent", bindings.c.agent)
 
-# Who a speaker is: by the id that stays theirs, never by a name, which anyone may take.
+# Platform ids linked to people: by the permanent id, never by a display name, which anyone can choose.
 identities = sa.Table(
     "identities",
     metadata,
@@ -820,7 +824,7 @@ identities = sa.Table(
 )
 sa.Index("ix_identities_person", identities.c.person)
 
-# Strangers who asked to be let in, by a code that the owner reads back.
+# Access requests of unknown senders, each with a code that the owner enters.
 pairings = sa.Table(
     "pairings",
     metadata,
@@ -846,7 +850,7 @@ _partial(
 )
 sa.Index("ix_pairings_asked", pairings.c.asked_ms, pairings.c.id)
 
-# Whom a pairing let in, beside those whom the settings name.
+# Senders admitted by a pairing, besides those named in the settings.
 admitted = sa.Table(
     "admitted",
     metadata,
@@ -857,7 +861,7 @@ admitted = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# What was heard and could not be taken in, however often: kept for someone to look at, so that the rest goes on.
+# Poison messages: inbound messages that failed again and again, stored for a person so that the others can continue.
 set_aside = sa.Table(
     "set_aside",
     metadata,
@@ -875,7 +879,7 @@ set_aside = sa.Table(
 )
 sa.Index("ix_set_aside_at", set_aside.c.at_ms, set_aside.c.id)
 
-# What was said in a room and not to us: told once, before the next letter from there.
+# Ambient messages: written in a channel, but not to the agent. Shown once, with the next message from there.
 overheard = sa.Table(
     "overheard",
     metadata,
@@ -890,7 +894,7 @@ overheard = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# A connector's own few words: how far it has heard, whom it has met.
+# Small state of a connector: its read position, the senders it knows.
 connector_words = sa.Table(
     "connector_words",
     metadata,
@@ -901,7 +905,7 @@ connector_words = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# Which message of a platform each part of an envelope became.
+# Which platform message each part of an envelope became.
 parts = sa.Table(
     "parts",
     metadata,
@@ -909,7 +913,7 @@ parts = sa.Table(
     sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("channel", sa.Text, nullable=False),
     sa.Column("receipt", sa.Text, nullable=False),
-    sa.Column("cut_by", sa.Text),  # of the first that arrived: what the whole was cut by, so that the rest is cut alike
+    sa.Column("cut_by", sa.Text),  # in the first delivered part: how the text was split, to split the rest alike
     _ms("at_ms"),
     sqlite_with_rowid=False,
 )
@@ -937,9 +941,9 @@ _stamp = sa.Table(
 
 
 def create(conn: sa.Connection, revision: str) -> None:
-    """Make everything in an empty store, and stamp it as if its migrations had."""
+    """Create the complete schema in an empty store, and stamp it as if the migrations had run."""
     statements = _statements(conn.dialect)
-    if conn.dialect.name == "postgresql":  # all in one round trip; SQLite's way to take several would commit first
+    if conn.dialect.name == "postgresql":  # one round trip; SQLite's way to run several would commit first
         statements = ("; ".join(statements),)
     for statement in statements:
         conn.exec_driver_sql(statement, execution_options={"no_parameters": True})
@@ -950,7 +954,7 @@ _COMPILED: dict[str, tuple[str, ...]] = {}
 
 
 def _statements(dialect: sa.Dialect) -> tuple[str, ...]:
-    """What makes all tables, by the name of the dialect: compiling it takes longer than running it."""
+    """Return the DDL of all tables, cached by dialect: compiling it takes longer than running it."""
     if dialect.name not in _COMPILED:
         ddl: list[str] = []
 
@@ -962,6 +966,6 @@ def _statements(dialect: sa.Dialect) -> tuple[str, ...]:
         _stamp.create(mock, checkfirst=False)
         _COMPILED[dialect.name] = (*ddl, AGENT_RUNS_VIEW, FIRST_HOUSE)
         for table in metadata.tables.values():
-            for column in table.columns:  # none has options; to learn so, SQLAlchemy made half a megabyte of empty ones
+            for column in table.columns:  # none has options, but SQLAlchemy created half a megabyte of empty ones
                 memoized_property.reset(column, "dialect_options")
     return _COMPILED[dialect.name]

@@ -1,7 +1,8 @@
-"""One commit's page in the house's book. Opened first in every write, so that writes stand in one line.
+"""The state of one write transaction: its time, its sequence numbers and the events it emits.
 
-The house row is locked from here to COMMIT: on PostgreSQL that makes sequence numbers follow commit order (a
-sequence would not) and gives every write one lock order; on SQLite there is one writer anyway.
+Every write opens a `Transaction` first. It locks the single row of the table `house` until COMMIT.
+On PostgreSQL this makes sequence numbers follow commit order, which a sequence would not, and gives
+all writes one lock order. SQLite has only one writer anyway.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def latest_ms(conn: sa.Connection) -> int:
-    """The time of the newest commit: no later one will bear an earlier time."""
+    """Return the time of the newest commit. Later commits never have an earlier time."""
     return conn.execute(_latest).scalar_one()
 
 
 class Page:
-    """What one commit may use: its time, which never goes back, and its numbers; and the news it tells."""
+    """One open write transaction: its time, which never decreases, its sequence numbers and its events."""
 
     def __init__(self, conn: sa.Connection, now_ms: int) -> None:
         self.conn = conn
@@ -41,7 +42,7 @@ class Page:
 
     @property
     def news_seq(self) -> int:
-        """The newest news once this page is closed."""
+        """The sequence number of the newest event once this transaction is closed."""
         return self._news_seq
 
     def next_envelope_seq(self) -> int:
@@ -59,7 +60,7 @@ class Page:
         person: str | None = None,
         **body: Any,
     ) -> None:
-        """`person`: for them too, whether or not they see its session."""
+        """Add an event, stored on `close`. `person` also receives it, whether or not they can see its session."""
         self._news_seq += 1
         self._news.append(
             {

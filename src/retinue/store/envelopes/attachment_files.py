@@ -1,4 +1,4 @@
-"""Attachments on disk: each is named by the hash of its bytes, and is whole before anything in the store names it."""
+"""Attachments on disk. Each file is named by the hash of its content and complete before the database refers to it."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ _MEDIA_TYPE_UNKNOWN = "application/octet-stream"
 _TEMP_PREFIX = ".temp-"
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# The root itself may be a link: where it lies is the owner's choice.
+# The root itself may be a link: its location is the owner's choice.
 _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: someone's FIFO in our place must be refused, not waited for.
+# O_NONBLOCK: a FIFO in place of a file must be rejected, not waited for.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LOCKABLE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NFS locks only what may be written
+_LOCKABLE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NFS locks only files opened for writing
 
 
 class Files:
-    """Where attachments lie: `root/ab/cdef...`, readable by us alone. Calls block: an async caller brings a thread.
+    """The attachment directory: `root/ab/cdef...`, readable only by the owner. Calls block: use a thread in async code.
 
-    Nothing outside `root` is read, written or removed. The names inside are made of hashes, so no sender chooses one,
-    and every step below `root` refuses to follow a link.
+    Nothing outside `root` is read, written or removed. File names are made of hashes, so no sender
+    chooses one, and every step below `root` refuses to follow a link.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._numbers = itertools.count()
         self._placing = threading.Lock()
-        self._lately: dict[str, float] = {}  # what was kept in the last hour, new here or not, and when
+        self._lately: dict[str, float] = {}  # hash to time of everything stored in the last hour, new or not
 
     def keep(self, chunks: Iterable[bytes], *, name: str, media_type: str) -> Attachment:
-        """Keep these bytes. Once this returns they outlive us; if it raises, nothing half-written can be seen.
+        """Store the bytes. Once this returns they survive a crash; if it raises, no partial file is visible.
 
-        Bytes that are here already are left as they are; where they were damaged, they are whole again. What `chunks`
-        itself raises is passed on.
+        Existing bytes are left alone, or restored if they were damaged. Errors raised by `chunks`
+        itself are passed on.
         """
         shown = safe_name(name)
         with _closing(self._made_root()) as root, self._temp(root) as (temp, writing):
@@ -72,12 +72,12 @@ class Files:
         return Attachment(hash=hash_, name=shown, media_type=safe_media_type(media_type), size_bytes=size_bytes)
 
     def path(self, hash: str) -> Path:
-        """Where the bytes of this hash lie, or would."""
+        """Return the path of the file with this hash, whether or not it exists."""
         shard, rest = _split(hash)
         return self._root / shard / rest
 
     def open(self, hash: str) -> BinaryIO:
-        """The bytes of this hash, to read. A link, or anything else that is no plain file, is refused; see `verify`."""
+        """Open the bytes of this hash for reading. A link, or anything but a plain file, is refused; see `verify`."""
         shard_name, rest = _split(hash)
         with _telling("read an attachment"):
             try:
@@ -92,7 +92,7 @@ class Files:
                 ) from None
 
     def verify(self, hash: str) -> bool:
-        """Whether the bytes of this hash are here and still the ones it was made from."""
+        """Whether the file exists and its content still matches the hash."""
         shard_name, rest = _split(hash)
         try:
             with _closing(os.open(self._root, _ROOT)) as root, _closing(_open_shard(root, shard_name)) as shard:
@@ -101,7 +101,7 @@ class Files:
             return False
 
     def unwanted(self, *, keep: Callable[[str], bool], before: datetime | None = None) -> list[str]:
-        """The hashes that `keep` does not want: what a sweep would remove."""
+        """List the hashes that `keep` rejects: those that a sweep would remove."""
         found: list[str] = []
         with suppress(FileNotFoundError), _closing(os.open(self._root, _ROOT)) as root:
             for name in filter(_SHARD.fullmatch, _names(root)):
@@ -110,11 +110,12 @@ class Files:
         return found
 
     def sweep(self, *, keep: Callable[[str], bool], before: datetime | None = None) -> int:
-        """Remove the files whose hash `keep` does not want, and what a crash left half-written. Says how many.
+        """Remove files whose hash `keep` rejects, and partial files left by a crash. Returns how many.
 
-        A file that is being written is left alone. One that was just kept and is not yet named by a commit looks like
-        any unwanted file: sweep while no door is open, or say `before`. Then what is not older than that stays, and
-        what we have kept in the last hour, also where it had been here for long.
+        A file that is being written is left alone. One that was just stored and that no commit
+        refers to yet looks like any unwanted file. So sweep while nothing is accepted, or pass
+        `before`. Then newer files stay, and so does everything stored in the last hour, even if the
+        file is old.
         """
         removed = 0
         with _telling("sweep the attachments"):
@@ -134,12 +135,12 @@ class Files:
         removed = 0
         try:
             shard_fd = _open_shard(root, shard_name)
-        except OSError:  # A link or a plain file is none of our shards, and not ours to remove.
+        except OSError:  # A link or a plain file is not one of our shards and not ours to remove.
             return removed
         with _closing(shard_fd) as shard:
             for rest in _unwanted(shard, shard_name, keep, before):
-                # Looked at once more behind the lock: it may have been kept again since.
-                with self._placing, suppress(OSError):  # What will not go now is swept next time.
+                # Check again under the lock: it may have been stored again in between.
+                with self._placing, suppress(OSError):  # The next sweep removes a file that cannot be removed now.
                     if not self._is_on_its_way(shard_name + rest) or before is None:
                         os.unlink(rest, dir_fd=shard)
                         removed += 1
@@ -162,13 +163,13 @@ class Files:
 
     @contextmanager
     def _temp(self, root: int) -> Generator[tuple[str, int]]:
-        """A new file beside the shards, locked while we live, and gone afterwards unless it was renamed."""
+        """Create a locked temporary file beside the shards. It is removed afterwards unless it was renamed."""
         with _telling("keep an attachment"):
             name, writing = self._new_temp(root)
         try:
             yield name, writing
         finally:
-            with suppress(OSError):  # Mostly because it was renamed; and cleaning up must not hide why we had to.
+            with suppress(OSError):  # Usually because it was renamed. Cleanup must not hide the original error.
                 os.unlink(name, dir_fd=root)
             os.close(writing)
 
@@ -177,13 +178,13 @@ class Files:
             name = f"{_TEMP_PREFIX}{os.getpid()}-{next(self._numbers)}"
             try:
                 writing = os.open(name, _NEW, mode=0o600, dir_fd=root)
-            except FileExistsError:  # left by a crash of a process with our number; a sweep will have it
+            except FileExistsError:  # left by a crashed process with the same pid; a sweep removes it
                 continue
-            # The lock is how a sweep tells our file from a leftover, without asking a clock.
+            # The lock distinguishes our file from a leftover, without a clock.
             fcntl.flock(writing, fcntl.LOCK_EX)
             if os.fstat(writing).st_nlink:
                 return name, writing
-            os.close(writing)  # A sweep got there between the two lines above.
+            os.close(writing)  # A sweep removed it between open and lock.
 
 
 def _fill(writing: int, chunks: Iterable[bytes], *, name: str) -> tuple[str, int]:
@@ -213,7 +214,7 @@ def _place(root: int, temp: str, hash_: str) -> None:
     with _closing(_open_shard(root, shard_name)) as shard:
         if not _is_whole(shard, rest, hash_):
             os.rename(temp, rest, src_dir_fd=root, dst_dir_fd=shard)  # replaces a link, never follows it
-        # Also when the file was here: whoever put it there may not have come this far.
+        # Also if the file existed: the process that wrote it may have crashed before this.
         os.fsync(shard)
         os.fsync(root)
 
@@ -238,7 +239,7 @@ def _remove_leftover(root: int, name: str) -> int:
         with _closing(os.open(name, _LOCKABLE, dir_fd=root)) as leftover:
             fcntl.flock(leftover, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.unlink(name, dir_fd=root)
-    except OSError:  # Its writer lives, or has just finished.
+    except OSError:  # Its writer is alive, or has just finished.
         return 0
     return 1
 
@@ -283,7 +284,7 @@ def _split(hash_: str) -> tuple[str, str]:
 
 
 def safe_media_type(media_type: str) -> str:
-    """`type/subtype` alone: parameters are dropped, and what a sender made up is called what it is, unknown."""
+    """Return `type/subtype` without parameters, or `application/octet-stream` if it is invalid."""
     plain = media_type[: 2 * MEDIA_TYPE_LENGTH_MAX].partition(";")[0].strip().lower()
     return plain if len(plain) <= MEDIA_TYPE_LENGTH_MAX and _MEDIA_TYPE.fullmatch(plain) else _MEDIA_TYPE_UNKNOWN
 
@@ -298,7 +299,7 @@ def _closing(descriptor: int) -> Generator[int]:
 
 @contextmanager
 def _telling(doing: str) -> Generator[None]:
-    """What the disk refuses, in words."""
+    """Translate operating system errors into `StoreError`."""
     try:
         yield
     except OSError as error:

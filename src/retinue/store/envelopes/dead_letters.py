@@ -1,7 +1,8 @@
-"""Dead letters: envelopes that ended without an answer through no choice of anyone's, kept to be looked at and retried.
+"""Dead letters: envelopes that failed for good, stored so that a person can inspect and retry them.
 
-A retry is a new envelope (`outbox/dead_letter_retry` posts it); what is done stays done. All retries of one letter, and
-the retries of those, are numbered in one line under the first letter's id, so that finding them needs no search.
+A retry is a new envelope (sent by `outbox/dead_letter_retry`); the old one stays done. All retries
+of an envelope, and the retries of those, are numbered in one sequence under the first envelope's
+id. So finding them needs no search.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ _before = PerScope(
 class DeadLetter(Struct, frozen=True, kw_only=True):
     envelope: Envelope
     settled: Settled
-    retry: Envelope | None = None  # the latest
+    retry: Envelope | None = None  # the latest one
 
 
 def dead(conn: sa.Connection, *, limit: int, before: str | None = None, seen_by: Principal = HOUSE) -> list[DeadLetter]:
-    """Dead letters, newest first. `before` is the id of the last one that was shown."""
+    """List dead letters, newest first. `before` is the id of the last one that was shown."""
     scope, who = scope_of(seen_by), me(seen_by)
     if before is None:
         rows = conn.execute(_newest[scope], {"limit": limit, **who}).all()
@@ -67,7 +68,7 @@ def dead(conn: sa.Connection, *, limit: int, before: str | None = None, seen_by:
     for row in rows:
         envelope = envelope_of(row)
         ended = settled(conn, envelope.id)
-        assert ended is not None  # the row was found by its outcome, in the same picture of the store
+        assert ended is not None  # it was found by its outcome, in the same snapshot
         retried = retries(conn, envelope)
         letters.append(DeadLetter(envelope=envelope, settled=ended, retry=retried[-1] if retried else None))
     return letters
@@ -78,14 +79,14 @@ def retry_key(first: EnvelopeId, number: int) -> str:
 
 
 def first_letter(envelope: Envelope) -> EnvelopeId:
-    """The letter at the head of the line: a retry carries its id in its own key."""
+    """Return the id of the original envelope: the key of a retry contains it."""
     if envelope.source != RETRY_SOURCE:
         return envelope.id
     return EnvelopeId(envelope.key.partition("/")[0])
 
 
 def retries(conn: sa.Connection, envelope: Envelope) -> list[Envelope]:
-    """Every retry in the line this letter belongs to, oldest first."""
+    """List all retries in the sequence of this envelope, oldest first."""
     first = first_letter(envelope)
     found: list[Envelope] = []
     for number in range(1, RETRIES_MAX + 1):

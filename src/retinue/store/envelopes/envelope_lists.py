@@ -1,4 +1,4 @@
-"""Lists of envelopes: by who sent or received them, by status, by when; and what lies unread in an inbox."""
+"""Lists of envelopes by sender, recipient, status and time, and the unread envelopes of an inbox."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retinue.store.core import tables as t
 from retinue.store.core.row_visibility import PerScope, is_under, me, scope_of, under
 from retinue.store.envelopes.envelopes import envelope_of
 
-RECENT_LOOKED_AT_MAX = 5_000  # for those that somebody sees who does not see all
+RECENT_LOOKED_AT_MAX = 5_000  # for principals that cannot see everything
 MS_LAST = 253_402_300_799_999  # the last millisecond of the year 9999
 
 _b = sa.bindparam
@@ -21,7 +21,7 @@ _SIDES = {"from": t.envelopes.c.sender, "to": t.envelopes.c.recipient}
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """Which envelopes. An agent's address means all of its sessions. `due_ms`: only what may be read by then."""
+    """Selects envelopes. An agent's address includes all its sessions. `due_ms`: only those due by then."""
 
     side: str  # "from" or "to"
     address: Address
@@ -76,7 +76,7 @@ _read = (
 
 
 def listed(conn: sa.Connection, wanted: Wanted, *, limit: int, seen_by: Principal = HOUSE) -> list[Envelope]:
-    """Newest first."""
+    """List the matching envelopes, newest first."""
     values = {
         **under("who", str(wanted.address)),
         "status": wanted.status.value,
@@ -91,12 +91,12 @@ def listed(conn: sa.Connection, wanted: Wanted, *, limit: int, seen_by: Principa
 
 
 def recent(conn: sa.Connection, *, limit: int, seen_by: Principal = HOUSE) -> list[Envelope]:
-    """The newest of all that is seen, newest first: who wrote to whom."""
+    """List the newest visible envelopes, newest first."""
     return [envelope_of(row) for row in conn.execute(_recent[scope_of(seen_by)], {"limit": limit, **me(seen_by)})]
 
 
 def unread(conn: sa.Connection, person: str, *, limit: int, after_seq: int = 0) -> list[Envelope]:
-    """What a person has not read yet, oldest first."""
+    """List the unread envelopes of a person, oldest first."""
     return [envelope_of(row) for row in conn.execute(_unread, {"person": person, "limit": limit, "after": after_seq})]
 
 

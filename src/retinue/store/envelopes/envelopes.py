@@ -1,4 +1,4 @@
-"""Envelopes in the store: added, found, claimed, settled."""
+"""Functions over envelopes: insert, find, claim, settle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _encode = msgspec.json.Encoder().encode
 _attachments = msgspec.json.Decoder(tuple[Attachment, ...])
 _context = msgspec.json.Decoder(Context)
 
-SAID_LOOKED_AT_MAX = 50  # letters of one run to one room
+SAID_LOOKED_AT_MAX = 50  # messages of one run to one channel
 
 _b = sa.bindparam
 _insert = t.envelopes.insert()
@@ -37,7 +37,7 @@ _due = (
     .where(
         t.envelopes.c.session == _b("session"),
         t.envelopes.c.status == t.PENDING,
-        # All the ranks there are: named, they let the index stop at what is due, before all that is not yet.
+        # All existing ranks. Naming them lets the index scan stop at what is due, before later envelopes.
         t.envelopes.c.rank.in_((t.word("0"), t.word("1"))),
         t.envelopes.c.due_ms <= _b("now"),
     )
@@ -56,7 +56,7 @@ _count_due = sa.select(sa.func.count()).where(
     t.envelopes.c.due_ms <= _b("now"),
     t.envelopes.c.silent == sa.false(),
 )
-# Letters that ask for something: what a queue's cap is for, and what may give way to newer.
+# Envelopes that ask for work: they count toward a queue's cap and may be dropped for newer ones.
 _asks = t.envelopes.c.kind.in_((t.word("'message'"), t.word("'delegation'"), t.word("'system'")))
 _count_asking = _count_due.where(_asks)
 _oldest_asking = _due.where(t.envelopes.c.rank == 1, t.envelopes.c.silent == sa.false(), _asks)
@@ -78,7 +78,7 @@ _due_lanes = (
     .distinct()
     .limit(_b("limit"))
 )
-# The rank is always 1 outside of lanes; named, it lets the lane's index go straight to what is due.
+# The rank is always 1 outside lanes. Naming it lets the lane index go straight to what is due.
 _due_outside = sa.and_(
     t.envelopes.c.status == t.PENDING,
     t.envelopes.c.session.is_(None),
@@ -217,10 +217,10 @@ def add(
     run: RunId | None = None,
     held: bool = False,
 ) -> None:
-    """Store a draft, and count it in the same commit.
+    """Insert a draft and count it, in the caller's transaction.
 
-    It is pending; or done, where it has come to its end already; or claimed by a run that begins with it. What is
-    `held` is not due, whatever its time is, until it is let go.
+    Its status is pending, or done if it already has an outcome, or claimed if a run starts with it.
+    A `held` envelope is not due before `release_held`, even if its time has come.
     """
     status = Status.DONE if outcome is not None else Status.PENDING if run is None else Status.CLAIMED
     deliver_ms = to_ms(draft.deliver_at) if draft.deliver_at else None
@@ -263,7 +263,7 @@ def add(
 
 
 def as_accepted(draft: Draft, *, seq: int, at_ms: int, session: SessionId, recipient: Address) -> Envelope:
-    """What a lane reads of a draft that was accepted a moment ago, and is due at once."""
+    """Build the envelope of a draft that was just accepted and is due at once."""
     at = from_ms(at_ms)
     return Envelope(
         seq=seq,
@@ -305,29 +305,29 @@ def by_key(conn: sa.Connection, source: str, key: str) -> Envelope | None:
 
 
 def resolve(conn: sa.Connection, text: str, *, seen_by: Principal = HOUSE) -> EnvelopeId:
-    """The one envelope a short id names. More than one is an error that lists them."""
+    """Return the one envelope that a short id names. Raises an error with the candidates if there are more."""
     return EnvelopeId(find(conn, text, (Noun.ENVELOPE,), seen_by=seen_by)[1])
 
 
 def due(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
-    """What waits in a lane and may be worked now, in order: decisions first, then by due time and sequence."""
+    """List the due envelopes of a lane, in order: decisions first, then by due time and sequence number."""
     rows = conn.execute(_due, {"session": session, "now": now_ms, "limit": limit})
     return [envelope_of(row) for row in rows]
 
 
 def oldest_asking(conn: sa.Connection, session: str, now_ms: int, *, limit: int) -> list[Envelope]:
-    """The oldest mail that waits in a lane and may give way to newer: never an answer or a notice."""
+    """List a lane's oldest waiting envelopes that newer ones may replace: never an answer or a notification."""
     rows = conn.execute(_oldest_asking, {"session": session, "now": now_ms, "limit": limit})
     return [envelope_of(row) for row in rows]
 
 
 def count_asking(conn: sa.Connection, session: str, now_ms: int) -> int:
-    """How much waits in a lane of what its cap is for."""
+    """Count the waiting envelopes of a lane that count toward its cap."""
     return conn.execute(_count_asking, {"session": session, "now": now_ms}).scalar_one()
 
 
 def any_due(conn: sa.Connection, session: str, now_ms: int) -> bool:
-    """Whether a lane has anything to do now, loud or silent."""
+    """Whether a lane has a due envelope, silent or not."""
     return conn.execute(_any_due, {"session": session, "now": now_ms}).scalar() is not None
 
 
@@ -347,23 +347,23 @@ class DueLane(Struct, frozen=True):
 
 
 def due_lanes(conn: sa.Connection, *, since_ms: int, now_ms: int, limit: int) -> list[DueLane]:
-    """The lanes in which something came due in (since, now]."""
+    """List the lanes in which an envelope became due in (since, now]."""
     rows = conn.execute(_due_lanes, {"since": since_ms, "now": now_ms, "limit": limit})
     return [DueLane(SessionId(r.session), r.agent, r.origin_kind) for r in rows]
 
 
 def due_rooms(conn: sa.Connection, now_ms: int, *, limit: int) -> list[str]:
-    """The channels for which something waits to be delivered."""
+    """List the channels with envelopes that are due for delivery."""
     return [row.recipient for row in conn.execute(_due_rooms, {"now": now_ms, "limit": limit})]
 
 
 def due_for_people(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Envelope]:
-    """Mail for people whose time has come."""
+    """List the due envelopes addressed to people."""
     return [envelope_of(row) for row in conn.execute(_due_for_people, {"now": now_ms, "limit": limit})]
 
 
 def next_moment_ms(conn: sa.Connection, now_ms: int) -> int | None:
-    """When the clock has something to do next: the earliest due time after now, or expiry."""
+    """Return when the scheduler must act next: the earliest due time after now, or an expiry."""
     moments = [
         conn.execute(_next_due, {"now": now_ms}).scalar(),
         next_expiry_ms(conn),
@@ -384,7 +384,7 @@ def claim(conn: sa.Connection, ids: Iterable[str], *, run: str | None, now_ms: i
 
 
 def mark_steered(conn: sa.Connection, ids: Iterable[str], *, run: str) -> None:
-    """Remember that this run has read these, although they still wait for a run of their own."""
+    """Record that this run has read these envelopes, although they still wait for their own run."""
     conn.execute(_steered, [{"the_id": id_, "the_run": run} for id_ in ids])
 
 
@@ -401,23 +401,23 @@ def count_attempt(conn: sa.Connection, run: str) -> None:
 
 
 def held(conn: sa.Connection, run: str) -> list[Envelope]:
-    """What an open run holds."""
+    """List the envelopes that an open run holds."""
     return [envelope_of(row) for row in conn.execute(_held, {"the_run": run})]
 
 
 def back_to_pending(conn: sa.Connection, id_: str, *, due_ms: int) -> None:
-    """A delivery that failed for now waits for its next attempt."""
+    """Make a claimed envelope wait for its next delivery attempt."""
     conn.execute(_back_to_pending, {"the_id": id_, "due": due_ms})
 
 
 def was_sent(conn: sa.Connection, *, run: str, recipient: str) -> bool:
-    """Whether a run has written to someone, beside the answer it owes."""
+    """Whether a run has sent an envelope to this recipient, besides its answer."""
     values = {"low": f"{run}/", "high": f"{run}0", "recipient": recipient}
     return conn.execute(_was_sent, values).first() is not None
 
 
 def said_by(conn: sa.Connection, *, run: str, recipient: str) -> list[str]:
-    """What a run has sent to someone before its answer: by a tool, and between its calls."""
+    """List the texts that a run has sent to this recipient before its answer: by a tool, and between its calls."""
     found: list[str] = []
     for low, high in ((f"{run}/", f"{run}0"), (f"said/{run}/", f"said/{run}0")):
         values = {"low": low, "high": high, "recipient": recipient, "limit": SAID_LOOKED_AT_MAX}
@@ -426,14 +426,14 @@ def said_by(conn: sa.Connection, *, run: str, recipient: str) -> list[str]:
 
 
 def said_and_waiting(conn: sa.Connection, *, run: str, recipient: str) -> Envelope | None:
-    """What a run has last said between its calls, where nobody has begun to send it."""
+    """Return the last message that a run sent between its calls, if its delivery has not started."""
     values = {"low": f"said/{run}/", "high": f"said/{run}0", "recipient": recipient}
     row = conn.execute(_said_and_waiting, values).one_or_none()
     return envelope_of(row) if row else None
 
 
 def let_go(conn: sa.Connection, id_: str, *, due_ms: int, session: str | None, recipient: Address, text: str) -> None:
-    """What was held is due from now on, where it was found to belong."""
+    """Make a held envelope due, and set its session, recipient and text."""
     values = {"due": due_ms, "the_session": session, "the_recipient": str(recipient), "the_text": text}
     conn.execute(_let_go, {"the_id": id_, **values})
 
@@ -448,7 +448,7 @@ def settle(
     answer: str | None = None,
     silent: bool = False,
 ) -> None:
-    """For `outcomes.settle`, which also has schedules go on: nobody else ends what was accepted."""
+    """End envelopes. Call `outcomes.settle` instead, which also advances schedules."""
     conn.execute(_settle, [{"the_id": id_, "now": at_ms} for id_ in ids])
     _write_outcomes(conn, ids, outcome, because=because, at_ms=at_ms, answer=answer, silent=silent)
 

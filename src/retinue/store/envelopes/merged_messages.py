@@ -1,5 +1,8 @@
-"""Which envelope a message of a platform became, where its own key does not say so: as a part of one of ours, or as one
-of several that were taken in together."""
+"""Find the envelope of a platform message whose own key does not name it.
+
+The message is a delivery part of an outbound envelope, or one of several that were accepted as one
+envelope.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from retinue.store.envelopes.envelopes import envelope_of
 
 _b = sa.bindparam
 _p = t.parts.c
-# Only where the envelope is there: who joined them may have stopped before it was accepted.
+# Only if the envelope exists: the process may have stopped before it was accepted.
 _find = (
     sa.select(t.envelopes)
     .join(t.parts, _p.envelope == t.envelopes.c.id)
@@ -31,7 +34,7 @@ def find(conn: sa.Connection, channel: str, message_id: str) -> Envelope | None:
 
 
 def put(conn: sa.Connection, envelope: EnvelopeId, channel: str, message_ids: Sequence[str], *, at_ms: int) -> None:
-    """Before it is accepted, so that each of these is known the moment it is."""
+    """Record the merged messages before the envelope is accepted, so that each is known as soon as it is."""
     rows = [
         {"envelope": envelope, "part": part, "channel": channel, "receipt": message_id, "at_ms": at_ms}
         for part, message_id in enumerate(message_ids)

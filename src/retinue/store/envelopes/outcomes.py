@@ -1,6 +1,6 @@
-"""How envelopes end: with exactly one outcome each. Where one was an occurrence of a schedule, the schedule goes on.
+"""End envelopes with exactly one outcome each, and advance the schedule of an envelope that was an occurrence.
 
-The one place through which everything ends that was accepted, so that no way of ending can forget the schedule.
+Every accepted envelope ends here, so that no way of ending can forget the schedule.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ def settle(
     answer: str | None = None,
     silent: bool = False,
 ) -> None:
-    """A second outcome for one of them is a broken constraint."""
+    """Settle envelopes. A second outcome for one of them violates a constraint."""
     envelopes.settle(page.conn, ids, outcome, because=because, at_ms=page.at_ms, answer=answer, silent=silent)
     schedules.settled(page, ids, outcome, because=because)

@@ -1,4 +1,4 @@
-"""Threads: what an envelope replies to, and what that replied to, back to where it began."""
+"""Reply threads: what an envelope replies to, what that replied to, and so on back to the root."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _first = sa.select(t.envelopes.c.id, t.envelopes.c.reply_to, sa.literal(0).label
     t.envelopes.c.id == _b("id")
 )
 _chain = _first.cte("chain", recursive=True)
-# Every envelope replies to at most one other, so each hop finds one row at most: a circle only ends at the bound.
+# Every envelope replies to at most one other, so each hop finds at most one row. A cycle ends at the hop limit.
 _chain = _chain.union_all(
     sa.select(t.envelopes.c.id, t.envelopes.c.reply_to, _chain.c.hop + 1)
     .join_from(_chain, t.envelopes, t.envelopes.c.id == _chain.c.reply_to)
@@ -31,15 +31,16 @@ _walk = sa.select(_chain.c.id, _chain.c.reply_to).order_by(_chain.c.hop)
 
 
 class Thread(Struct, frozen=True, kw_only=True):
-    """A chain of replies, the envelope that was asked about first and the root last.
+    """A chain of replies, from the requested envelope to the root.
 
-    Of a longer one, the nearest and the root are here; `left_out` stood between them.
+    If it is too long, it contains the nearest envelopes and the root; `left_out` is the number
+    between them.
     """
 
     envelopes: tuple[Envelope, ...]
     total: int
-    whole: bool  # whether the last one is where it began: false in a circle, behind a gap, or beyond the bound
-    purged: bool = False  # whether what stood before the last one was purged, as far as is still known
+    whole: bool  # whether the last one is the root: false in a cycle, after a gap, or beyond the hop limit
+    purged: bool = False  # whether the envelope before the last one was purged, as far as is still known
 
     @property
     def left_out(self) -> int:
@@ -47,8 +48,8 @@ class Thread(Struct, frozen=True, kw_only=True):
 
 
 def thread(conn: sa.Connection, id_text: str, *, seen_by: Principal = HOUSE) -> Thread:
-    """The chain from the envelope that a short id names back to its root, or as far as it is seen."""
-    ids: dict[EnvelopeId, None] = {}  # in the order in which they were met
+    """Return the chain from the envelope that a short id names back to its root, as far as it is visible."""
+    ids: dict[EnvelopeId, None] = {}  # in the order of the chain
     earlier: str | None = None
     for row in conn.execute(_walk, {"id": resolve(conn, id_text, seen_by=seen_by), "hops": HOPS_MAX - 1}):
         if row.id in ids or not (seen_by.sees_all or sees_envelope(conn, seen_by, row.id)):
@@ -58,6 +59,6 @@ def thread(conn: sa.Connection, id_text: str, *, seen_by: Principal = HOUSE) -> 
     met = list(ids)
     shown = met if len(met) <= SHOWN_MAX else [*met[: SHOWN_MAX - 1], met[-1]]
     found = tuple(envelope for id_ in shown if (envelope := get(conn, id_)) is not None)
-    # Only where the chain ends in a gap, and not at a door that the asker does not see through.
+    # Only if the chain ends in a gap, not at an envelope that the caller cannot see.
     gone = earlier is not None and get(conn, earlier) is None and was_purged(conn, earlier)
     return Thread(envelopes=found, total=len(met), whole=earlier is None, purged=gone)

@@ -1,4 +1,4 @@
-"""Who wants to be told elsewhere what came of a letter, and how."""
+"""Webhooks to call when an envelope is done."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def get(conn: sa.Connection, letter: str) -> Webhook | None:
 
 
 def blank(conn: sa.Connection, letter: str) -> None:
-    """It has been told: nobody needs the headers any more."""
+    """Clear the headers, which may be secret, once the webhook was called."""
     conn.execute(_blank, {"the_letter": letter})

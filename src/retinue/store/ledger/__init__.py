@@ -1,1 +1,1 @@
-"""The ledger: sums and equations over the whole store."""
+"""The ledger: sums and equations over the complete store."""

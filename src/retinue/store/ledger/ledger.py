@@ -1,6 +1,6 @@
-"""The ledger: the sums of the house, and equations over them that can fail. When all hold, nothing is lost.
+"""The ledger: sums over the store, and equations that prove that nothing was lost.
 
-Run by `store.scan`, so that everything is taken from one picture of the store.
+Run by `store.scan`, so that everything comes from one snapshot.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _latest = sa.select(t.house.c.latest_ms)
 
 
 class Equation(Struct, frozen=True, kw_only=True):
-    """One thing that must be so; and where it is not, how often, with the first few findings."""
+    """One equation, and, if it does not hold, the number of findings and the first few."""
 
     name: str
     sentence: str
@@ -66,7 +66,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
-        """How many findings there are."""
+        """The number of findings."""
         return sum(equation.count for equation in self.equations)
 
     @property
@@ -75,14 +75,14 @@ class Ledger(Struct, frozen=True, kw_only=True):
         return tuple(equation.name for equation in self.equations if not equation.ok)
 
     def lines(self) -> list[str]:
-        """For people: the sums first, the verdict last."""
+        """Format for people: the sums first, the conclusion last."""
         verdict = "ledger holds"
         if not self.holds:
             verdict = f"ledger does not hold: {self.count:,} finding{'' if self.count == 1 else 's'}"
         return [*self.sums.lines(), *(line for equation in self.equations for line in equation.lines()), verdict]
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Return a form for programs."""
         return {
             "holds": self.holds,
             "findings": self.count,
@@ -92,10 +92,10 @@ class Ledger(Struct, frozen=True, kw_only=True):
 
 
 def check(conn: sa.Connection, *, now_ms: int) -> Ledger:
-    """Take the sums and try every equation. Changes nothing."""
+    """Compute the sums and check every equation. Changes nothing."""
     from retinue.store.ledger.ledger_checks import RULES
 
-    # The house's time never goes back, and what is due is judged by it, also where the wall clock did go back.
+    # The time of the store never goes back, and decides what is due even if the wall clock went back.
     at_ms = max(now_ms, conn.execute(_latest).scalar_one())
     return Ledger(sums=ledger_sums.take(conn), equations=tuple(_try(conn, rule, at_ms) for rule in RULES))
 
@@ -125,8 +125,8 @@ def _few_and_count(conn: sa.Connection, wrong: GenerativeSelect, at_ms: int) -> 
 
 @functools.cache
 def _bounded(wrong: GenerativeSelect) -> sa.Select[str, str, int]:
-    # A limit on the statement itself would tell a planner that few rows are wanted, and have it look a million of them
-    # up one by one; used twice, it is worked out once, as a whole.
+    # A limit on the statement itself would make the planner expect few rows and look up a million of them one by one.
+    # A CTE that is used twice is computed once, completely.
     found = wrong.cte("wrong")
     count = sa.select(sa.func.count()).select_from(found).scalar_subquery().label("n")
     return sa.select(found.c.id, found.c.because, count).limit(FINDINGS_SHOWN_MAX)

@@ -1,9 +1,9 @@
-"""The equations of the ledger, each written as what would be wrong: a statement that finds nothing where it holds.
+"""The equations of the ledger, each as a statement that finds violations, and nothing if it holds.
 
-They are true after every commit, not only when the house is at rest; a finding is a fault, never a moment in between.
-
-The databases compare and count, and hand over only what does not fit. What is read row by row is what is open, which
-stays small however much is done; and every record, because only reading it tells whether it can be read.
+They hold after every commit, not only in an idle server: a finding is a fault, never a transient
+state. The database compares and counts, and returns only violations. Only open rows, which stay
+few, are read one by one. Records are too, because only decoding a record shows whether it is
+readable.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from retinue.store.envelopes.envelopes import MS_PER_DAY
 from retinue.store.runs import money
 from retinue.store.sessions import records
 
-AT = "at"  # what the statements call the moment for which they are asked
+AT = "at"  # the name of the parameter for the current time
 
 _e, _o, _s, _r, _d, _m = t.envelopes, t.outcomes, t.sessions, t.runs, t.deliveries, t.money
 _ids = msgspec.json.Decoder(tuple[str, ...])
 
 
 class Finding(NamedTuple):
-    """What does not fit: an envelope, a run or a session by its id, or a sum by its name."""
+    """A violation: an envelope, a run or a session by its id, or a sum by its name."""
 
     id: str
     because: str
@@ -57,7 +57,7 @@ def _wrong_by(
     return id_.label("id"), says.label("because")
 
 
-# counted: a row that is lost behind our back leaves its count behind, and one that is smuggled in has none.
+# --- counted: a lost row leaves its count behind, and an inserted one has no count ---
 
 _day = (_e.c.accepted_ms // sa.literal_column(str(MS_PER_DAY), sa.BigInteger)).label("day")
 _counts = sa.union_all(
@@ -79,7 +79,7 @@ def _miscounted(conn: sa.Connection) -> Iterator[Finding]:
         yield Finding(f"{row.source} on {day}", f"{abs(row.off)} {what}")
 
 
-# settled
+# --- settled ---
 
 _done_and_settled_differ = (
     sa.select(
@@ -96,8 +96,8 @@ _outcome_of_nothing = sa.select(*_wrong(_o.c.envelope, "it has an outcome, but d
     ~sa.exists().where(_e.c.id == _o.c.envelope)
 )
 
-# answered: a batch has one answer, which replies to the last of it. To point back is therefore to reply to an envelope
-# that names this very answer.
+# --- answered: a batch has one answer, which replies to its last envelope. So an answer is correct if it replies to
+# an envelope that names this answer ---
 
 _answer, _question, _back = _e.alias("answer"), _e.alias("question"), _o.alias("back")
 _ANSWERED = t.word("'answered'")
@@ -130,18 +130,19 @@ _stray_answer = (
         )
     )
     .where(
-        # Joined with nothing, so that SQLite reads the rows in their order: by the index it takes twice as long.
+        # Concatenated with an empty string, so that SQLite reads the rows in order: with the index it takes twice as
+        # long.
         _answer.c.source + "" == t.word("'run'"),
         _answer.c.kind == t.word("'answer'"),
         sa.or_(
             _question.c.status != t.DONE,
-            # Without an outcome at all it is not `settled`, which is another equation.
+            # Without any outcome it violates `settled`, which is another equation.
             sa.and_(_back.c.envelope.is_not(None), sa.func.coalesce(_back.c.answer, "") != _answer.c.id),
         ),
     )
 )
 
-# delivered
+# --- delivered ---
 
 _DELIVERED = t.word("'delivered'")
 _SENDING, _SENT = t.word("'sending'"), t.word("'sent'")
@@ -161,7 +162,7 @@ _sent_anyway = (
     .where(_d.c.state == _SENT, sa.func.coalesce(_o.c.outcome, "") != _DELIVERED)
 )
 
-# held
+# --- held ---
 
 _attempts = (
     sa.select(_d.c.envelope, sa.func.count().label("n")).where(_d.c.state == _SENDING).group_by(_d.c.envelope)
@@ -181,7 +182,7 @@ _HOLDER = {"claimed": "running", "parked": "parked"}
 
 
 def _not_held(conn: sa.Connection) -> Iterator[Finding]:
-    """Row by row over what is open, because the ids that a run holds are written in the run."""
+    """Row by row over open envelopes, because a run stores the ids it holds in its own row."""
     held_by: dict[str, set[str]] = {}
     for row in conn.execute(_held):
         runs = int(row.run_status == _HOLDER[row.status])
@@ -202,7 +203,7 @@ def _not_held(conn: sa.Connection) -> Iterator[Finding]:
             yield Finding(id_, f"run {short(row.id)} {what}")
 
 
-# money
+# --- money ---
 
 _open_step = sa.exists().where(
     t.steps.c.run == _m.c.run,
@@ -218,7 +219,7 @@ _held_for_nothing = sa.select(*_wrong(_m.c.run, "money is held for a step that i
     _m.c.held_microusd != 0, ~_open_step
 )
 
-# The sums of a day move with its calls: what the two have under one key must come to nothing.
+# The sums of a day change with its calls: the difference of the two must be zero for each key.
 
 _told = sa.case((_m.c.estimated == sa.false(), 1), else_=0)
 _of_calls: dict[str, sa.ColumnElement[int]] = {
@@ -246,7 +247,7 @@ def _missummed(conn: sa.Connection) -> Iterator[Finding]:
         yield Finding(f"{date_of(row.day)}", said)
 
 
-# done
+# --- done ---
 
 _open_runs = sa.select(_r.c.id).where(_r.c.status.in_(t.OPEN_RUN))
 _half_done = sa.select(
@@ -264,7 +265,7 @@ _half_done = sa.select(
     )
 )
 
-# awake. The other way round is no fault: a session may be awake with nothing to do until its lane looks once more.
+# --- awake. The reverse is no fault: a session may be awake without work until its lane checks again ---
 
 _SLEEPING = t.word("'sleeping'")
 _parked = _r.alias("parked")
@@ -284,9 +285,9 @@ _asleep_with_mail = (
         _e.c.status == t.PENDING,
         _e.c.due_ms <= sa.bindparam(AT),
         _s.c.wakefulness == _SLEEPING,
-        # Mail that waited for its time is the alarm's, which finds it without asking who is awake.
+        # The scheduler finds envelopes with a delivery time, whether or not the session is awake.
         sa.or_(_e.c.deliver_ms.is_(None), _e.c.deliver_ms <= _e.c.accepted_ms),
-        # A parked run keeps its place, and silent mail waits behind it. So do answers that it takes up with the others.
+        # Behind a suspended run, silent envelopes wait, and so do results that it reads together with others.
         sa.or_(
             _parked.c.id.is_(None),
             sa.and_(
@@ -298,7 +299,7 @@ _asleep_with_mail = (
     .distinct()
 )
 
-# numbered
+# --- numbered ---
 
 _history = (
     sa.select(
@@ -333,7 +334,7 @@ _without_records = sa.select(*_wrong(_s.c.id, "it has no records at all")).where
     ~sa.exists().where(t.records.c.session == _s.c.id)
 )
 
-# alone, steps, counters, readable
+# --- alone, steps, counters, readable ---
 
 _two_runs = (
     sa.select(*_wrong(_r.c.session, "it has more than one open run"))
@@ -377,8 +378,8 @@ def _unreadable(conn: sa.Connection) -> Iterator[Finding]:
         yield Finding(damage.session, f"record {damage.seq} is damaged: {damage.because}")
 
 
-# handed: work that was handed on is open as long as its letter is, and what came of it is one letter back. Where that
-# was purged, or the work went out of the house, only the delegation itself is left to say so.
+# --- handed: a delegation is open as long as its envelope, and its result is one envelope back. If that was purged,
+# or the agent is external, only the delegation itself is left ---
 
 _h, _letter, _back_letter = t.delegations, _e.alias("letter"), _e.alias("back_letter")
 _OPEN = t.word("'open'")
@@ -389,7 +390,7 @@ _open_without_letter = (
         _h.c.state == _OPEN,
         _letter.c.status == t.DONE,
         _h.c.child.is_not(None),
-        _h.c.kind != t.word("'background'"),  # whose letter is settled as it is accepted
+        _h.c.kind != t.word("'background'"),  # whose envelope is settled when it is accepted
     )
 )
 _ended_with_letter = (

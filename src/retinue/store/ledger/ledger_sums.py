@@ -1,4 +1,4 @@
-"""The sums of the ledger: what came in, how it ended, what is open, and what it cost."""
+"""The sums of the ledger: envelopes accepted, their outcomes, what is open, and the cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _outcomes = (
     sa.select(t.outcomes.c.outcome, sa.func.count().label("n")).group_by(t.outcomes.c.outcome).order_by(sa.desc("n"))
 )
 _open = (
-    # Told apart by the planner's own words, so that only what is open is looked at.
+    # With literals that the planner sees, so that only open rows are read.
     sa.union_all(
         sa.select(t.PENDING.label("status"), sa.func.count().label("n")).where(t.envelopes.c.status == t.PENDING),
         sa.select(t.envelopes.c.status, sa.func.count())
@@ -47,16 +47,16 @@ _money = sa.select(
 class Money(Struct, frozen=True, kw_only=True):
     reserved_microusd: int
     settled_microusd: int
-    released_microusd: int  # less what calls took beyond what was reserved for them
+    released_microusd: int  # minus the amounts by which calls exceeded their reservations
     held_microusd: int
-    excess_microusd: int  # so much they took beyond it
+    excess_microusd: int  # the sum of those amounts
 
 
 class Sums(Struct, frozen=True, kw_only=True):
     accepted: int
     purged: int
     sources: int
-    by_source: dict[str, int]  # the largest; `sources` says how many there are
+    by_source: dict[str, int]  # the largest; `sources` is their total number
     by_outcome: dict[str, int]
     by_open_status: dict[str, int]
     money: Money

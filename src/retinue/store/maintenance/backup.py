@@ -1,13 +1,13 @@
-"""Backups: a folder with everything the house keeps, a manifest of it, and proof that it could be opened.
+"""Backups: a directory with everything an instance stores, a manifest, and a check that it can be opened.
 
-    house.db        the store, copied from one picture of it while the house goes on
-    files/          the attachments that this picture names
-    agents/         the homes of the agents
-    retinue.toml    the settings, where they lie in the home
-    manifest.json   what is here, with sizes and hashes; written last
+    house.db        the database, copied from one snapshot while the server runs
+    files/          the attachments that this snapshot refers to
+    agents/         the agent directories
+    retinue.toml    the settings, if they are in the data directory
+    manifest.json   what the backup contains, with sizes and hashes; written last
 
-The folder appears under its name only when it is whole. The owner's token is not in it: a house that is restored
-makes itself a new one where none lies in its home.
+The directory gets its name only when it is complete. It does not contain the owner's token: a
+restored server creates a new one if there is none in its data directory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STORE, FILES, AGENTS, SETTINGS, MANIFEST = "house.db", "files", "agents", "retin
 UNDER_WAY = "restore-under-way"
 CHUNK_BYTES = 1024 * 1024
 PROBLEMS_TOLD_MAX = 20
-ROOM = 1.05  # how much more than its parts a backup takes
+ROOM = 1.05  # space that a backup needs, relative to its parts
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class Manifest(msgspec.Struct, frozen=True, rename="kebab"):
     version: str
     schema: str
     parts: tuple[Part, ...]
-    missing: tuple[str, ...] = ()  # attachments that the store names and that were gone, and what was no plain file
+    missing: tuple[str, ...] = ()  # attachments that were referred to and missing, and anything but plain files
 
     @property
     def size_bytes(self) -> int:
@@ -66,7 +66,7 @@ class Manifest(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class Verified(Struct, frozen=True):
-    """What is wrong with a backup: nothing, if it can be restored."""
+    """The problems of a backup. None means that it can be restored."""
 
     problems: tuple[str, ...]
     parts: int = 0
@@ -76,20 +76,23 @@ class Verified(Struct, frozen=True):
         return not self.problems
 
 
-# Making one
+# --- create ---
 
 
 def copy_store(conn: sa.Connection, *, target: Path) -> set[str]:
-    """Copy the store as `conn` sees it. Run by `store.scan`, so that the attachments named are those of the copy."""
+    """Copy the database as `conn` sees it.
+
+    Run by `store.scan`, so that the returned attachments are those of the copy.
+    """
     if conn.dialect.name != "sqlite":
         raise _not_ours_to_copy(conn.engine.url)
     named = named_attachments(conn)
     raw: Any = conn.connection.dbapi_connection
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     with closing(sqlite3.connect(target, isolation_level=None)) as copy:
-        # All pages in one step: in several, each commit of the house would have it begin again from the first.
+        # All pages in one step: otherwise each commit of the server would make it start again.
         raw.backup(copy)
-        copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a log beside it
+        copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a WAL
     sync(target)
     return named
 
@@ -106,7 +109,7 @@ def _not_ours_to_copy(url: sa.URL) -> Invalid:
 
 
 def copy_rest(home: Path, folder: Path, named: Iterable[str], *, made_at: str, version: str) -> Manifest:
-    """Copy what lies beside the store, and write the manifest. `folder` holds the store already."""
+    """Copy the files next to the database, and write the manifest. `folder` already contains the database."""
     missing: list[str] = []
     parts = [_described(folder, folder / STORE)]
     with _telling("be made"):
@@ -138,7 +141,7 @@ def _copy_attachments(files: Files, folder: Path, named: list[str], missing: lis
         except (NotFound, StoreError):
             missing.append(str(relative))
             continue
-        if part.sha256 != hash_:  # damaged where it lies: better told now than kept as if it were whole
+        if part.sha256 != hash_:  # damaged at its source: report it now rather than store it as intact
             (folder / relative).unlink()
             missing.append(str(relative))
             continue
@@ -146,7 +149,7 @@ def _copy_attachments(files: Files, folder: Path, named: list[str], missing: lis
 
 
 def _plain_files(root: Path, missing: list[str], home: Path) -> Iterator[Path]:
-    """Files below a folder. Links are not followed: what they point to is someone else's."""
+    """Yield the files below a directory. Links are not followed: their targets are not ours."""
     for folder, names, files in os.walk(root):
         names.sort()
         for name in sorted([*files, *(each for each in names if Path(folder, each).is_symlink())]):
@@ -158,7 +161,7 @@ def _plain_files(root: Path, missing: list[str], home: Path) -> Iterator[Path]:
 
 
 def room_for(home: Path, store: Path | None, target: Path) -> None:
-    """Refuse before anything is written where the disk has not enough room."""
+    """Check, before anything is written, that the disk has enough space."""
     needed = store.stat().st_size if store is not None and store.exists() else 0
     for folder in (home / FILES, home / AGENTS):
         needed += sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
@@ -174,7 +177,7 @@ def room_for(home: Path, store: Path | None, target: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Generator[Path]:
-    """A folder that gets its name only when it is whole, and leaves nothing behind otherwise."""
+    """Create a directory that gets its name only when it is complete, and is removed on an error."""
     partial_ = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     with _telling("be made"):
         if folder.exists():
@@ -195,11 +198,11 @@ def new_folder(folder: Path) -> Generator[Path]:
         shutil.rmtree(partial_, ignore_errors=True)
 
 
-# Trusting one
+# --- verify ---
 
 
 def verify(folder: Path, *, now_ms: int) -> Verified:
-    """Read everything back: hashes, the store's own checks, and the ledger."""
+    """Read everything back: hashes, the checks of the database, and the ledger."""
     try:
         manifest = read_manifest(folder)
     except RetinueError as error:
@@ -261,7 +264,7 @@ def _wrong_with_store(path: Path, *, now_ms: int) -> Iterator[str]:
             revision = raw.execute("SELECT version_num FROM alembic_version").fetchone()[0]
             if revision != SCHEMA.head:
                 yield from () if revision in SCHEMA.known else (f"{STORE}: its schema is {revision}",)
-                return  # of an older schema: `open_store` brings it up to date, and the ledger is drawn up then
+                return  # an older schema: `open_store` upgrades it, and the ledger can be checked then
             checked = ledger.check(conn, now_ms=now_ms)
             yield from (f"{STORE}: ledger: {name} does not hold" for name in checked.broken)
     except (exc.SQLAlchemyError, sqlite3.Error) as error:
@@ -270,7 +273,7 @@ def _wrong_with_store(path: Path, *, now_ms: int) -> Iterator[str]:
 
 @contextmanager
 def opened(path: Path) -> Generator[sa.Connection]:
-    """A store's file to look at, which nobody has open, and which is not touched: no log, no index beside it."""
+    """Open a database file that no process has open, without changing it or creating a WAL or index."""
 
     def dbapi() -> sqlite3.Connection:
         uri = f"{path.absolute().as_uri()}?immutable=1"
@@ -281,14 +284,15 @@ def opened(path: Path) -> Generator[sa.Connection]:
         yield conn
 
 
-# Putting one back
+# --- restore ---
 
 
 def restore(folder: Path, *, home: Path, store: Path, now_ms: int, label: str) -> Path:
-    """Put a backup in the place of what a home holds. Whoever calls holds the house's lock.
+    """Restore a backup into a data directory. The caller holds the server's lock.
 
-    Everything is verified, copied and verified again before anything is moved. What was there lies in the folder
-    that is given back. The store is exchanged by one rename: at every moment there is one, the old or the new.
+    Everything is verified, copied and verified again before anything is moved. The previous content
+    is in the returned directory. The database is replaced by one rename, so that there is always
+    one, the old or the new.
     """
     found = verify(folder, now_ms=now_ms)
     if not found.ok:
@@ -323,19 +327,19 @@ def restore(folder: Path, *, home: Path, store: Path, now_ms: int, label: str) -
 
 
 def _free(path: Path) -> Path:
-    """This name, or the next that nothing has yet."""
+    """Return this path, or the next numbered one that does not exist."""
     names = (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 1000)))
     return next((name for name in names if not name.exists()), path)
 
 
 def _exchange(staged: Path, before: Path, *, home: Path, store: Path) -> None:
     log, index = Path(f"{store}-wal"), Path(f"{store}-shm")
-    # As they are, log and all: what is damaged may be wanted for a closer look, and SQLite would mend it on opening.
+    # Unchanged, with the WAL: damaged files may be needed for analysis, and SQLite would repair them on opening.
     for source, name in ((store, STORE), (log, f"{STORE}-wal")):
         if source.exists():
             _keep_too(source, before / name)
     sync(before)
-    # The log goes before the store does. Beside the new store, SQLite would take the old one's log for its own.
+    # Remove the WAL before the database is replaced: SQLite would apply the old WAL to the new database.
     for leftover in (log, index):
         leftover.unlink(missing_ok=True)
     sync(store.parent)
@@ -343,7 +347,7 @@ def _exchange(staged: Path, before: Path, *, home: Path, store: Path) -> None:
     sync(store.parent)
     for name in (FILES, AGENTS, SETTINGS):
         if name == SETTINGS and not (staged / name).exists():
-            continue  # settings that lie elsewhere are not in the backup, and stay as they are
+            continue  # settings outside the data directory are not in the backup and stay unchanged
         if (home / name).exists():
             os.rename(home / name, before / name)
         if (staged / name).exists():
@@ -354,12 +358,12 @@ def _exchange(staged: Path, before: Path, *, home: Path, store: Path) -> None:
 def _keep_too(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
-    except OSError:  # another disk, or one that knows no links
+    except OSError:  # another disk, or no support for links
         shutil.copy2(source, target)
         sync(target)
 
 
-# Files
+# --- files ---
 
 
 def _copied(source: Path, folder: Path, relative: Path) -> Part:

@@ -1,4 +1,4 @@
-"""Forgetting a person: their words are taken out of the store, its sums still hold, and nobody inherits their name."""
+"""Erase a person: remove their texts from the store so that its sums still hold and their name stays reserved."""
 
 from __future__ import annotations
 
@@ -89,14 +89,16 @@ def _as(person: str) -> dict[str, Any]:
 
 
 def own_sessions(conn: sa.Connection, person: str) -> list[SessionId]:
-    """Those whose origin is this person, and of subagents that were sent out there; not those that others have shared
-    with them."""
+    """List the sessions whose origin is this person, and the sessions of subagents spawned there.
+
+    Sessions that others shared with them are not included.
+    """
     return [SessionId(row.id) for row in conn.execute(_own, _as(person))]
 
 
 def forget(conn: sa.Connection, *, person: str, now_ms: int) -> Forgotten:
     page = Page(conn, now_ms)
-    # Shares first: mail in sessions that are someone else's is theirs to keep.
+    # Shares first: messages in another person's sessions belong to that person.
     conn.execute(_unshare, {"my_name": person})
     sessions = own_sessions(conn, person)
     conn.execute(_unhook, _as(person))
@@ -107,7 +109,7 @@ def forget(conn: sa.Connection, *, person: str, now_ms: int) -> Forgotten:
     for statement in _theirs:
         conn.execute(statement, {"the_person": person})
     for identity in identities.forget(conn, person):
-        # Wherever somebody of this id was heard: an id of another service that happens to be the same may go with it.
+        # In every connector where this id spoke: the same id on another platform may be affected too.
         ambient_messages.forget(conn, ambient_messages.where_heard(conn, identity.id), identity.id)
         pairings.forget(conn, identity.service, identity.id)
     spend_report.forget_person(conn, person)
@@ -133,7 +135,7 @@ def _blank(conn: sa.Connection, session: SessionId, at_ms: int) -> int:
 
 
 def _without_words(row: sa.Row[Any]) -> Body:
-    """The same kind of record, with nothing in it that someone said."""
+    """Return the same kind of record without its texts."""
     match read_body(row.kind, row.body):
         case UserTurn(envelopes=envelopes):
             return UserTurn(text=FORGOTTEN, envelopes=envelopes)

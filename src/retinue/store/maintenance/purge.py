@@ -1,13 +1,15 @@
-"""Purging: what has been done with for long enough leaves the store, and the ledger still holds.
+"""Purge: delete what was done long enough ago, so that the ledger still holds.
 
-What goes together goes in one commit: the letters of one run, which share an answer; a dead letter with its retries. An
-answer goes with its question or after it. The newest envelope and the newest news stay, because the house counts on
-from them. What goes is counted where it was counted when it came, and its key outlives it by a month, without a word of
-it, so that what is delivered again is still recognised. Sessions and their records are not touched: whoever wants those
-gone resets or deletes the session. Nor is money: what was spent stays known.
+- Rows that belong together go in one commit: the envelopes of one run, which share an answer, or a
+  dead letter with its retries. An answer goes with its question or after it.
+- The newest envelope and the newest event stay, because the counters continue from them.
+- Purged envelopes are counted where they were counted on acceptance. Their idempotency keys stay
+  for a month, without any content, so that a redelivered message is still recognized.
+- Sessions and their records are not touched: reset or delete the session instead. Money is not
+  touched either.
 
-Each body here is one short commit over a bounded number of rows; `operations/server/maintenance` repeats it until
-nothing is left.
+Each function here is one short commit over a limited number of rows.
+`operations/server/maintenance` repeats it until nothing is left.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from retinue.store.sessions.full_results import named_files
 KEYS_OUTLIVE_MS = 30 * MS_PER_DAY
 LOOKED_AT_ONCE_MAX = 50
 ROWS_AT_ONCE_MAX = 250
-GROUP_MAX = 500  # more than this hanging together is left where it is
+GROUP_MAX = 500  # larger groups are not purged
 
 _b = sa.bindparam
 _e, _o, _n, _r = t.envelopes, t.outcomes, t.news, t.runs
@@ -46,21 +48,21 @@ _attachments = msgspec.json.Decoder(list[Attachment])
 
 
 class Horizon(Struct, frozen=True, kw_only=True):
-    """What was done with before these moments may go. None: that kind is kept."""
+    """What was done before these times may be purged. None: that kind stays."""
 
     envelopes_ms: int | None = None
     news_ms: int | None = None
     runs_ms: int | None = None
-    unread: bool = False  # whether mail that its reader has not marked as read may go too
+    unread: bool = False  # whether envelopes that their reader has not marked as read may go too
 
     @property
     def told_ms(self) -> int | None:
-        """News may not outlive the letters it tells of."""
+        """Events must not outlive the envelopes they refer to."""
         return max((each for each in (self.news_ms, self.envelopes_ms) if each is not None), default=None)
 
 
 class Key(Struct, frozen=True, kw_only=True):
-    """What is left of a purged envelope."""
+    """What remains of a purged envelope."""
 
     envelope: EnvelopeId
     session: SessionId | None
@@ -71,14 +73,14 @@ class Key(Struct, frozen=True, kw_only=True):
     purged_ms: int
 
 
-# Keys of what was purged
+# --- keys of purged envelopes ---
 
 _key = sa.select(t.purged).where(t.purged.c.source == _b("source"), t.purged.c.dedupe_key == _b("key"))
 _purged_id = sa.select(t.purged.c.purged_ms).where(t.purged.c.envelope == _b("id")).limit(1)
 
 
 def by_key(conn: sa.Connection, source: str, key: str) -> Key | None:
-    """What was here under this key, and was purged."""
+    """Return what remains of a purged envelope with this key."""
     row = conn.execute(_key, {"source": source, "key": key}).one_or_none()
     if row is None:
         return None
@@ -94,12 +96,12 @@ def by_key(conn: sa.Connection, source: str, key: str) -> Key | None:
 
 
 def was_purged(conn: sa.Connection, id_: str) -> bool:
-    """Whether an envelope of this id was here and is known to have been purged."""
+    """Whether an envelope with this id is known to have been purged."""
     return conn.execute(_purged_id, {"id": id_}).scalar() is not None
 
 
 def content_hash(draft: Draft) -> str:
-    """Tells whether the same thing is sent again, without keeping what it was."""
+    """Return a hash that identifies a repeated message without storing its content."""
     return _hash(str(draft.sender), draft.kind, draft.text, _encode(draft.attachments).decode())
 
 
@@ -107,7 +109,7 @@ def _hash(sender: str, kind: Kind, text: str, attachments: str) -> str:
     return hashlib.sha256(_encode([sender, kind, text, attachments])).hexdigest()
 
 
-# Envelopes
+# --- envelopes ---
 
 _newest = sa.select(t.house.c.envelope_seq)
 _last_told = sa.select(_n.c.envelope).where(_n.c.seq == sa.select(t.house.c.news_seq).scalar_subquery())
@@ -138,13 +140,13 @@ _key_insert = t.purged.insert()
 
 
 def old_envelopes(conn: sa.Connection, *, after: int, before_ms: int) -> list[tuple[int, EnvelopeId]]:
-    """Done envelopes by their numbers, from one on. Whether each may go is judged by `purge_envelopes`."""
+    """List done envelopes by sequence number, after one. `purge_envelopes` decides whether each may go."""
     bounds = {"after": after, "before": before_ms, "limit": LOOKED_AT_ONCE_MAX}
     return [(row.seq, EnvelopeId(row.id)) for row in conn.execute(_old, bounds)]
 
 
 def may_go(conn: sa.Connection, ids: Iterable[str], horizon: Horizon) -> dict[str, Any]:
-    """Of these and what hangs together with them, the envelopes that may go, with their rows."""
+    """Return the envelopes that may go, with their rows, among these and those that belong to them."""
     going: dict[str, Any] = {}
     staying: set[str] = set()
     protected = {conn.execute(_last_told).scalar()}
@@ -163,7 +165,7 @@ def may_go(conn: sa.Connection, ids: Iterable[str], horizon: Horizon) -> dict[st
 def _group(
     conn: sa.Connection, id_: str, horizon: Horizon, *, newest: int, protected: set[str | None]
 ) -> dict[str, Any] | None:
-    """Everything that must go with this envelope; None where some of it must stay."""
+    """Return everything that must go with this envelope, or None if a part of it must stay."""
     group: dict[str, Any] = {}
     todo = [id_]
     while todo:
@@ -184,9 +186,9 @@ def _is_old(conn: sa.Connection, row: Any, horizon: Horizon) -> bool:
 
 
 def _together(conn: sa.Connection, row: Any) -> list[str]:
-    """What an envelope cannot go without."""
+    """List the envelopes without which this one cannot go."""
     others: list[str] = []
-    # The letters of one run name one answer, and only the last of them is named by it.
+    # The envelopes of one run name one answer, which names only the last of them.
     run = runs.get(conn, row.run) if row.run else None
     if run is not None:
         others += run.envelopes
@@ -203,7 +205,7 @@ def _together(conn: sa.Connection, row: Any) -> list[str]:
 
 
 def purge_envelopes(conn: sa.Connection, *, ids: Sequence[str], horizon: Horizon, now_ms: int) -> int:
-    """Take out those of these that may go, and what hangs together with them. Says how many went."""
+    """Delete the purgeable ones among these, and those that belong to them. Returns how many."""
     page = Page(conn, now_ms)
     going = may_go(conn, ids, horizon)
     if going:
@@ -241,7 +243,7 @@ def _keep_keys(conn: sa.Connection, going: dict[str, Any], *, at_ms: int) -> Non
     )
 
 
-# News, which stands in the order of its times
+# --- events, which are ordered by time ---
 
 _oldest_news = sa.select(_n.c.seq, _n.c.at_ms).order_by(_n.c.seq).limit(_b("limit"))
 _newest_news = sa.select(t.house.c.news_seq)
@@ -254,7 +256,7 @@ def count_news(conn: sa.Connection, *, before_ms: int) -> int:
 
 
 def purge_news(conn: sa.Connection, *, before_ms: int, now_ms: int) -> int:
-    """Take out the oldest news, but never the newest."""
+    """Delete the oldest events, but never the newest one."""
     page = Page(conn, now_ms)
     oldest = conn.execute(_oldest_news, {"limit": ROWS_AT_ONCE_MAX}).all()
     going = [row.seq for row in oldest if row.at_ms < before_ms and row.seq < page.news_seq]
@@ -264,7 +266,7 @@ def purge_news(conn: sa.Connection, *, before_ms: int, now_ms: int) -> int:
     return len(going)
 
 
-# Runs: their steps, which nobody takes up again; the run itself once none of its letters is here
+# --- runs: first their steps, which are not resumed again, then the run itself once all its envelopes are gone ---
 
 _ended = sa.and_(_r.c.status.not_in(t.OPEN_RUN), _r.c.ended_ms < _b("before"))
 _has_steps = sa.exists().where(t.steps.c.run == _r.c.id)
@@ -287,7 +289,7 @@ def old_runs(conn: sa.Connection, *, after: str, before_ms: int) -> list[str]:
 
 
 def purge_runs(conn: sa.Connection, *, ids: Sequence[str], before_ms: int, now_ms: int) -> int:
-    """Take out the steps of these ended runs, and whole runs of whose letters none is left. Says of how many."""
+    """Delete the steps of these ended runs, and the runs whose envelopes are all gone. Returns how many lost steps."""
     page = Page(conn, now_ms)
     trimmed = 0
     for id_ in ids:
@@ -302,7 +304,7 @@ def purge_runs(conn: sa.Connection, *, ids: Sequence[str], before_ms: int, now_m
 
 
 def _is_forgotten(conn: sa.Connection, id_: str, before_ms: int) -> bool:
-    """Whether no letter of a run is here any more, and no question it asked is open or was decided lately."""
+    """Whether all envelopes of a run are gone and none of its approvals is open or was decided recently."""
     run = runs.get(conn, id_)
     if run is None or any(conn.execute(_row, {"id": each}).one_or_none() is not None for each in run.envelopes):
         return False
@@ -315,13 +317,13 @@ def _is_forgotten(conn: sa.Connection, id_: str, before_ms: int) -> bool:
     return True
 
 
-# Keys, answers and the like that are past their time. All of them are small: counted as they go.
+# --- expired keys, responses and the like. All are small, and are counted when they are deleted ---
 
 _old_keys = t.purged.c.purged_ms < _b("before")
 _old_answers = t.answers.c.at_ms < _b("before")
-# Not what was merely revoked: the hash of a revoked token must stay known, or its file would be taken for a new one.
+# Not tokens that were only revoked: their hash must stay known, or their file would be accepted as a new token.
 _old_tokens = sa.and_(t.tokens.c.expires_ms.is_not(None), t.tokens.c.expires_ms < _b("before"))
-# What nobody has read stays: each person has a bounded number of them.
+# Unread ones stay: each person has a limited number of them.
 _old_notifications = sa.and_(t.notifications.c.read_ms.is_not(None), t.notifications.c.at_ms < _b("before"))
 _old_questionnaires = t.questionnaires.c.expires_ms < _b("before")
 _PAST: tuple[tuple[str, Any, Any], ...] = (
@@ -346,7 +348,10 @@ def count_past(conn: sa.Connection, *, before_ms: int) -> dict[str, int]:
 
 
 def purge_past(conn: sa.Connection, *, before_ms: int, now_ms: int) -> dict[str, int]:
-    """Keys of what was purged, answers to keyed requests, expired tokens and the like, some of each. Says how many."""
+    """Delete some expired purge keys, stored responses, tokens, notifications and questionnaires.
+
+    Returns how many of each.
+    """
     page = Page(conn, now_ms)
     went: dict[str, int] = {}
     for name, table, _where in _PAST:
@@ -359,7 +364,7 @@ def purge_past(conn: sa.Connection, *, before_ms: int, now_ms: int) -> dict[str,
     return went
 
 
-# Attachments
+# --- attachments ---
 
 _with_attachments = (
     sa.select(_e.c.seq, _e.c.attachments)
@@ -370,7 +375,7 @@ _with_attachments = (
 
 
 def named_attachments(conn: sa.Connection) -> set[str]:
-    """The hashes of all files that an envelope names, or the result of a tool."""
+    """Return the hashes of all files that envelopes or tool results refer to."""
     named = named_files(conn)
     after = 0
     while rows := conn.execute(_with_attachments, {"after": after, "limit": ROWS_AT_ONCE_MAX}).all():

@@ -1,3 +1,3 @@
-"""How the schema came to be. `HEAD` is its newest revision: alembic is imported only when a store is behind it."""
+"""The schema migrations. `HEAD` is the newest revision: alembic is imported only when a store is older."""
 
 HEAD = "0014"

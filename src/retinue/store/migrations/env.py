@@ -1,4 +1,4 @@
-"""Alembic's entry: runs migrations on the connection it is handed, all of them in that connection's transaction."""
+"""Alembic's entry point: runs all migrations on the given connection, within its transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notifications in the store: a bounded number for each person, of which the oldest go first."""
+"""Notifications: a limited number for each person; the oldest are removed first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retinue.domain.trust import Trust
 from retinue.store.core import tables as t
 from retinue.store.core.transaction import Page
 
-KEPT_MAX = 500  # for one person
+KEPT_MAX = 500  # per person
 
 _b = sa.bindparam
 _n = t.notifications.c
@@ -56,7 +56,7 @@ def get(conn: sa.Connection, id_: str) -> Notification | None:
 
 
 def find(conn: sa.Connection, person: str, prefix: str) -> list[Notification]:
-    """Of this person's, at most two that fit: one is the one that was meant."""
+    """Return at most two matches among this person's notifications. Only a single one is unambiguous."""
     bounds = {"the_person": person, "low": prefix, "high": prefix + "g"}
     return [_notification(row) for row in conn.execute(_by_prefix, bounds)]
 
@@ -64,7 +64,7 @@ def find(conn: sa.Connection, person: str, prefix: str) -> list[Notification]:
 def listed(
     conn: sa.Connection, person: str, *, limit: int, unread: bool = False, before: Notification | None = None
 ) -> list[Notification]:
-    """Newest first, from the one after `before` on."""
+    """List notifications, newest first, starting after `before`."""
     bounds = {
         "the_person": person,
         "limit": limit,
@@ -79,7 +79,7 @@ def count_unread(conn: sa.Connection, person: str) -> int:
 
 
 def add(page: Page, notification: Notification) -> bool:
-    """Whether it is new: a call that is made again after a crash makes no second one."""
+    """Insert a notification. Returns False if it exists: a call repeated after a crash adds no second one."""
     conn = page.conn
     if get(conn, notification.id) is not None:
         return False
@@ -104,21 +104,21 @@ def add(page: Page, notification: Notification) -> bool:
 
 
 def read(page: Page, person: str, id_: str | None) -> int:
-    """Mark one as read, or all of them. Says how many were not."""
+    """Mark one as read, or all of them. Returns how many were unread."""
     if id_ is None:
         return page.conn.execute(_read_all, {"the_person": person, "now": page.at_ms}).rowcount
     return page.conn.execute(_read, {"the_person": person, "the_id": id_, "now": page.at_ms}).rowcount
 
 
 def clear(page: Page, person: str, id_: str | None) -> int:
-    """Take one away, or all of them. Says how many."""
+    """Delete one, or all of them. Returns how many."""
     if id_ is None:
         return page.conn.execute(_clear_all, {"the_person": person}).rowcount
     return page.conn.execute(_clear, {"the_person": person, "the_id": id_}).rowcount
 
 
 def tell(page: Page, person: str, *, change: str, notification: str | None = None) -> None:
-    """That something is different now, to whoever it is for. The words are read where they lie."""
+    """Emit an event to the person that their notifications changed. It does not contain the text."""
     unread = count_unread(page.conn, person)
     page.tell(
         NewsKind.NOTIFICATION_CHANGED, person=person, to=person, change=change, notification=notification, unread=unread

@@ -1,4 +1,4 @@
-"""People in the store. What proves who they are is in `tokens`."""
+"""People. Their tokens are in `tokens`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _forget = t.people.update().where(t.people.c.name == _b("the_name")).values(forg
 
 
 def find(conn: sa.Connection, name: str) -> Person | None:
-    """The person of this name, in whatever case it is written; None where there is none, or no longer."""
+    """Return the person with this name, case-insensitive, or None if there is none or they were erased."""
     row = conn.execute(_find, {"folded": name.casefold()}).one_or_none()
     return Person(name=row.name, role=Role(row.role)) if row else None
 
 
 def is_taken(conn: sa.Connection, name: str) -> bool:
-    """Whether there is, or was, a person of this name."""
+    """Whether a person with this name exists or existed."""
     return conn.execute(_taken, {"folded": name.casefold()}).scalar() is not None
 
 
@@ -51,5 +51,5 @@ def set_role(conn: sa.Connection, name: str, role: Role) -> None:
 
 
 def forget(conn: sa.Connection, name: str, *, at_ms: int) -> None:
-    """Nobody of this name is here any more. The name itself stays taken, so that no one else inherits the mail."""
+    """Erase a person. The name stays reserved, so that no other person inherits their messages."""
     conn.execute(_forget, {"the_name": name, "now": at_ms})

@@ -1,4 +1,4 @@
-"""Preferences in the store: small JSON values, for each person by key."""
+"""Preferences: small JSON values of each person, by key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _remove = t.preferences.delete().where(_this)
 
 
 def get(conn: sa.Connection, person: str, key: str) -> str | None:
-    """As JSON; None where nothing was set."""
+    """Return the value as JSON, or None if it is not set."""
     return conn.execute(_get, {"the_person": person, "the_key": key}).scalar()
 
 
@@ -38,5 +38,5 @@ def put(conn: sa.Connection, person: str, key: str, value: str, *, at_ms: int) -
 
 
 def remove(conn: sa.Connection, person: str, key: str) -> bool:
-    """Whether it was set."""
+    """Remove a preference. Returns whether it was set."""
     return conn.execute(_remove, {"the_person": person, "the_key": key}).rowcount == 1

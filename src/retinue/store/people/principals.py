@@ -1,4 +1,4 @@
-"""Who a secret belongs to: the one place where a token becomes a principal."""
+"""Turn a token into the principal it belongs to. This is the only module that does."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from retinue.store.core import tables as t
 from retinue.store.people.tokens import VALID
 
 SIGNS_IN = (TokenKind.TOKEN, TokenKind.WEB)
-READ = (t.tokens, t.people, t.agents)  # what a principal is made of
+READ = (t.tokens, t.people, t.agents)  # the tables that a principal depends on
 
 _b = sa.bindparam
 _PERSON = f"{AddressKind.PERSON}:"
-# With the person, if it is one, in the same look: every request asks this.
+# Joins the person, if it is one, in the same query: every request runs it.
 _by_hash = (
     sa.select(t.tokens.c.id, t.tokens.c.kind, t.tokens.c.principal, t.people.c.role)
     .outerjoin_from(
@@ -34,7 +34,10 @@ _by_hash = (
 
 
 def by_secret(conn: sa.Connection, token_hash: str, *, now_ms: int) -> tuple[Principal, TokenKind] | None:
-    """Who this is, with what they came: None where nobody knows this secret, or its owner is no longer here."""
+    """Return the principal of a token and the kind of token.
+
+    None if it is unknown or invalid, or its principal is gone.
+    """
     row = conn.execute(_by_hash, {"hash": token_hash, "now": now_ms}).one_or_none()
     if row is None or (kind := TokenKind(row.kind)) not in SIGNS_IN:
         return None

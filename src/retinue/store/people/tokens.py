@@ -1,4 +1,4 @@
-"""Tokens in the store: by the hash of their secret, and whose they are."""
+"""Tokens, found by the hash of their secret or by their principal."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def token_of(row: sa.Row[Any]) -> Token:
 
 
 def by_hash(conn: sa.Connection, token_hash: str, *, now_ms: int) -> Token | None:
-    """The token with this hash, if it is still good."""
+    """Return the token with this hash, if it is valid."""
     row = conn.execute(_by_hash, {"hash": token_hash, "now": now_ms}).one_or_none()
     return token_of(row) if row else None
 
 
 def is_known(conn: sa.Connection, token_hash: str) -> bool:
-    """Whether there ever was a token with this hash, good or not."""
+    """Whether a token with this hash ever existed, valid or not."""
     return conn.execute(_known, {"hash": token_hash}).scalar() is not None
 
 
@@ -87,7 +87,7 @@ def use(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
 
 
 def revoke(conn: sa.Connection, id_: str, *, at_ms: int) -> bool:
-    """Whether there was something to revoke. Once revoked, a token stays so."""
+    """Revoke a token. Returns whether it was not revoked before."""
     return conn.execute(_revoke, {"the_id": id_, "now": at_ms}).rowcount == 1
 
 
@@ -96,5 +96,5 @@ def revoke_hash(conn: sa.Connection, token_hash: str, *, at_ms: int) -> None:
 
 
 def revoke_all(conn: sa.Connection, principal: str, *, at_ms: int) -> int:
-    """Everything that proves who this principal is."""
+    """Revoke every token of this principal. Returns how many."""
     return conn.execute(_revoke_all, {"the_principal": principal, "now": at_ms}).rowcount

@@ -1,4 +1,4 @@
-"""Questions as people look through them, also those that were answered long ago: newest first, a page at a time."""
+"""Lists of approvals for people, open and past, newest first, with keyset pagination."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retinue.store.core.keyset_pagination import Place, walk
 from retinue.store.core.row_visibility import Scope, me, scope_of
 from retinue.store.runs.approvals import approval_of
 
-LOOKED_AT_MAX = 5_000  # questions, for one page
+LOOKED_AT_MAX = 5_000  # approvals, for one page
 
 _b = sa.bindparam
 _a = t.approvals
@@ -49,7 +49,7 @@ _past = row_visibility.PerScope(_page)
 def page(
     conn: sa.Connection, *, past: bool, after: Place, limit: int, seen_by: Principal = HOUSE
 ) -> tuple[list[Approval], Place | None]:
-    """Those that are open, or those that no longer are; and where the next page begins, if there may be one."""
+    """List open or past approvals. Also returns where the next page begins, if there may be one."""
     scope, who = scope_of(seen_by), me(seen_by)
 
     def window(place: Place, width: int, most: int) -> tuple[list[Approval], Place | None]:

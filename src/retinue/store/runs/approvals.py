@@ -1,4 +1,4 @@
-"""Approvals in the store."""
+"""Functions over approvals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from retinue.store.core.row_visibility import PerScope, me, scope_of
 
 
 class _Reach(msgspec.Struct):
-    """What a yes gives, as it is written down."""
+    """What an approval permits, as stored."""
 
     gives: list[str] = []
     would_grant: list[str] = []
@@ -154,9 +154,9 @@ def get(conn: sa.Connection, id_: str) -> Approval | None:
 
 
 def resolve(conn: sa.Connection, text: str, *, seen_by: Principal = HOUSE) -> Approval:
-    """The one approval a short id names."""
+    """Return the one approval that a short id names."""
     approval = get(conn, find(conn, text, (Noun.APPROVAL,), seen_by=seen_by)[1])
-    assert approval is not None  # found by its id, in the same picture of the store
+    assert approval is not None  # found by its id, in the same snapshot
     return approval
 
 
@@ -174,13 +174,13 @@ def decide(
     scope: GrantScope | None = None,
     words: str = "",
 ) -> bool:
-    """Whether this answer was the first."""
+    """Store a decision. Returns whether it was the first."""
     said = {"new_state": state.value, "who": by, "new_scope": scope.value if scope else "", "new_words": words}
     return conn.execute(_decide, {"the_id": id_, "now": at_ms, **said}).rowcount == 1
 
 
 def release(conn: sa.Connection, run: str) -> None:
-    """The run went on without an answer."""
+    """Record that the run continued without an answer."""
     conn.execute(_release, {"the_run": run})
 
 
@@ -189,7 +189,7 @@ def close(conn: sa.Connection, run: str, *, at_ms: int) -> None:
 
 
 def close_in(conn: sa.Connection, session: str, *, at_ms: int) -> None:
-    """Nobody in this session waits for an answer any more."""
+    """Close the open approvals of a session: no run waits for them."""
     conn.execute(_close_in, {"the_session": session, "now": at_ms})
 
 
@@ -206,7 +206,7 @@ def expiring(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Approval]:
 
 
 def overdue(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Approval]:
-    """Open ones that have waited so long that the next person is to be asked."""
+    """List open approvals that have waited so long that the next person must be asked."""
     return [approval_of(row) for row in conn.execute(_overdue, {"now": now_ms, "limit": limit})]
 
 
@@ -216,12 +216,12 @@ def set_asked(conn: sa.Connection, id_: str, asked: Sequence[Address], *, escala
 
 
 def next_moment_ms(conn: sa.Connection) -> int | None:
-    """When the next one expires, or is put to someone else."""
+    """Return when the next approval expires or escalates."""
     row = conn.execute(_next_expiry).one()
     return min((ms for ms in row if ms is not None), default=None)
 
 
 def listed(conn: sa.Connection, *, limit: int, seen_by: Principal = HOUSE) -> list[Approval]:
-    """The open ones that someone may answer."""
+    """List the open approvals that the principal can see."""
     rows = conn.execute(_listed[scope_of(seen_by)], {"limit": limit, **me(seen_by)})
     return [approval_of(row) for row in rows]

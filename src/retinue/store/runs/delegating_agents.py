@@ -1,4 +1,4 @@
-"""Whose rules hold beside an agent's own: those who sent it out as a subagent of theirs."""
+"""The agents whose rules also apply to a subagent: those that spawned it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTHING = ToolRules(allow=())
 
 
 def of(conn: sa.Connection, lineage: Lineage | None, *, agent: str) -> tuple[Agent, ...]:
-    """Who sent it out first of all comes first. One who was let go since lets nothing more be done."""
+    """List the agents that spawned it, the root first. A removed agent permits nothing."""
     if lineage is None:
         return ()
     names = (name for name in lineage.sent_by if name != agent)
@@ -22,7 +22,7 @@ def of(conn: sa.Connection, lineage: Lineage | None, *, agent: str) -> tuple[Age
 
 
 def in_session(conn: sa.Connection, session: Session) -> tuple[Agent, ...]:
-    """Of whatever is done in it, by a run or outside of one."""
+    """List the agents whose rules apply to everything done in a session, by a run or outside one."""
     if session.origin.kind is not OriginKind.SUBAGENT:
         return ()
     sent = delegations.get(conn, session.origin.key)

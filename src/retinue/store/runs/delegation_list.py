@@ -1,4 +1,4 @@
-"""Delegations as people look at them: all that was handed on from what they see, newest first."""
+"""Lists of delegations for people: all that were made from visible sessions, newest first."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def listed(
     only_open: bool = False,
     seen_by: Principal = HOUSE,
 ) -> list[Delegation]:
-    """What was handed on from a session, or from all that are seen."""
+    """List the delegations made by a session, or by all visible ones."""
     which = (_open_of_session if only_open else _of_session) if session else (_open if only_open else _all)
     values = {"created": after.created_ms, "id": after.id, "limit": limit, **me(seen_by)}
     rows = conn.execute(which[scope_of(seen_by)], {**values, "session": session} if session else values)
@@ -74,12 +74,12 @@ def listed(
 
 
 def count_open(conn: sa.Connection, *, seen_by: Principal = HOUSE) -> int:
-    """How many are open, up to `COUNTED_MAX`."""
+    """Count open delegations, up to `COUNTED_MAX`."""
     return conn.execute(_count_open[scope_of(seen_by)], {"limit": COUNTED_MAX, **me(seen_by)}).scalar_one()
 
 
 def resolve(conn: sa.Connection, text: str, *, seen_by: Principal = HOUSE) -> Delegation:
-    """The one delegation that a short id names."""
+    """Return the one delegation that a short id names."""
     digits = prefix(text)
     bounds = {"low": digits, "high": digits + "g", **me(seen_by)}
     found = [delegation_of(row) for row in conn.execute(_by_id[scope_of(seen_by)], bounds)]

@@ -1,4 +1,4 @@
-"""Delegations in the store: the terms beside a letter that hands work on, and what came of it."""
+"""Delegations: the terms of the work given to another agent, and its result."""
 
 from __future__ import annotations
 
@@ -137,22 +137,22 @@ def get(conn: sa.Connection, id_: str) -> Delegation | None:
 
 
 def waiting(conn: sa.Connection, run: str) -> list[Delegation]:
-    """What this run holds calls open for."""
+    """List the delegations that this run waits for."""
     return [delegation_of(row) for row in conn.execute(_waiting, {"run": run})]
 
 
 def release(conn: sa.Connection, run: str) -> None:
-    """This run goes on without what it waited for: the answers come as mail."""
+    """Stop waiting in this run: the results arrive as envelopes."""
     conn.execute(_release, {"the_run": run})
 
 
 def hush(conn: sa.Connection, run: str) -> None:
-    """This run was stopped: what still comes of its work wakes nobody."""
+    """Silence the results of a stopped run: they wake no agent."""
     conn.execute(_hush, {"the_run": run})
 
 
 def hush_into(conn: sa.Connection, session: str) -> None:
-    """This session is stopped along with the one it works for: what comes of its work wakes nobody."""
+    """Silence the results of a session that was stopped together with its parent: they wake no agent."""
     conn.execute(_hush_into, {"the_child": session})
 
 
@@ -161,7 +161,7 @@ def release_one(conn: sa.Connection, id_: str) -> None:
 
 
 def begin(conn: sa.Connection, id_: str, *, run: str, at_ms: int) -> None:
-    """Somebody works on it."""
+    """Record the run that works on a delegation."""
     conn.execute(_begin, {"the_id": id_, "the_run": run, "now": at_ms})
 
 
@@ -175,7 +175,7 @@ def end(
     at_ms: int,
     archive_ms: int | None,
 ) -> bool:
-    """What came of it, once: a second end changes nothing, and says so."""
+    """End a delegation. Returns False, and changes nothing, if it had already ended."""
     values = {"new_state": state.value, "why": because, "the_result": result, "now": at_ms, "archive": archive_ms}
     return conn.execute(_end, {"the_id": id_, **values}).rowcount == 1
 
@@ -189,17 +189,17 @@ def open_of(conn: sa.Connection, session: str, *, limit: int) -> list[Delegation
 
 
 def of_session(conn: sa.Connection, session: str, *, limit: int) -> list[Delegation]:
-    """What a session has handed out, the last first."""
+    """List the delegations made by a session, latest first."""
     return [delegation_of(row) for row in conn.execute(_of_session, {"session": session, "limit": limit})]
 
 
 def into(conn: sa.Connection, session: str, *, limit: int) -> list[Delegation]:
-    """What was handed to a session, the last first."""
+    """List the delegations given to a session, latest first."""
     return [delegation_of(row) for row in conn.execute(_into, {"child": session, "limit": limit})]
 
 
 def by_result(conn: sa.Connection, envelope: str) -> Delegation | None:
-    """The delegation of which this letter tells what came of it."""
+    """Return the delegation whose result is this envelope."""
     row = conn.execute(_by_result, {"result": envelope}).one_or_none()
     return delegation_of(row) if row else None
 

@@ -1,7 +1,7 @@
-"""What waits in the house, and where: lanes with a run or with mail, and rooms with something to be delivered.
+"""Lanes with a run or with waiting envelopes, and channels with waiting deliveries.
 
-Lanes are found by going from one to the next along the index of what is pending, so that a thousand letters in one of
-them cost no more than one.
+Lanes are found by skipping from key to key along the index of pending envelopes. So a thousand
+envelopes in one lane cost no more than one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from retinue.store.sessions import sessions
 
 LANES_LOOKED_AT_MAX = 1_000
 ROOM_MAIL_LOOKED_AT_MAX = 5_000
-COUNTED_MAX = 1_000  # of what waits in one place, and of dead letters
+COUNTED_MAX = 1_000  # maximum count of what waits in one lane or channel, and of dead letters
 
 _b = sa.bindparam
 _e = t.envelopes
@@ -46,7 +46,7 @@ _in_lane = (
     .limit(_b("limit"))
 )
 _outside = sa.and_(_pending, _e.c.session.is_(None))
-# The rank is always 1 outside of lanes; named, it lets the lane's index give what is due first.
+# The rank is always 1 outside lanes. Naming it lets the lane index return what is due first.
 _for_rooms = (
     sa.select(_e.c.recipient, _e.c.id)
     .where(_outside, _e.c.rank == t.word("1"), _e.c.recipient.like("channel:%"))
@@ -76,7 +76,7 @@ _count_dead = PerScope(
 
 
 class StepNow(Struct, frozen=True):
-    """What a run is at."""
+    """The current step of a run."""
 
     kind: StepKind
     turn: int
@@ -85,7 +85,10 @@ class StepNow(Struct, frozen=True):
 
 
 class Lane(Struct, frozen=True, kw_only=True):
-    """`mail` is the beginning of what waits, in the order in which it is read, and `count` all of it, up to a bound."""
+    """The state of a lane.
+
+    `envelopes` holds the first waiting envelopes in order; `count` is their total, up to a limit.
+    """
 
     session: Session
     run: Run | None
@@ -102,7 +105,10 @@ class Room(Struct, frozen=True, kw_only=True):
 
 
 def lanes(conn: sa.Connection, *, limit: int, mail_limit: int, seen_by: Principal = HOUSE) -> tuple[list[Lane], int]:
-    """Those at work first, then those whose run rests, then those where mail waits; and how many are left out."""
+    """List lanes: running first, then suspended, then those with waiting envelopes.
+
+    Also returns how many were left out.
+    """
     at_work = {run.session: run for run in map(run_of, conn.execute(_open_runs))}
     with_mail = [SessionId(id_) for id_ in _walk(conn, _next_lane, after="", most=LANES_LOOKED_AT_MAX)]
     seen = [id_ for id_ in dict.fromkeys([*at_work, *with_mail]) if sees_session(conn, seen_by, id_)]
@@ -111,7 +117,7 @@ def lanes(conn: sa.Connection, *, limit: int, mail_limit: int, seen_by: Principa
 
 
 def rooms(conn: sa.Connection, *, limit: int) -> tuple[list[Room], int]:
-    """The channels for which something waits to be delivered, what is due first; and how many are left out."""
+    """List channels with waiting deliveries, those due first. Also returns how many were left out."""
     waiting: dict[str, list[str]] = {}
     for row in conn.execute(_for_rooms):
         waiting.setdefault(row.recipient, []).append(row.id)
@@ -121,12 +127,12 @@ def rooms(conn: sa.Connection, *, limit: int) -> tuple[list[Room], int]:
 
 
 def count_dead(conn: sa.Connection, *, seen_by: Principal = HOUSE) -> int:
-    """Dead letters that somebody sees, up to a bound."""
+    """Count the visible dead letters, up to a limit."""
     return conn.execute(_count_dead[scope_of(seen_by)], me(seen_by)).scalar_one()
 
 
 def _walk(conn: sa.Connection, following: sa.Select[Any], *, after: str, most: int) -> Iterator[str]:
-    """One key after another."""
+    """Yield one key after another."""
     for _ in range(most):
         found = conn.execute(following, {"after": after}).scalar()
         if found is None:
@@ -143,7 +149,7 @@ def _standing(run: Run | None) -> tuple[int, int]:
 
 def _lane(conn: sa.Connection, id_: SessionId, run: Run | None, mail_limit: int) -> Lane:
     session = sessions.get(conn, id_)
-    assert session is not None  # seen in the same picture of the store
+    assert session is not None  # found in the same snapshot
     return Lane(
         session=session,
         run=run,

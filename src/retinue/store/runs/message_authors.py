@@ -1,4 +1,4 @@
-"""Whose own words a run works on, where they came by a channel; also where it works for another run."""
+"""Authors of the messages that a run works on, also through a channel or a parent run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ OWNER = address.person("owner")
 
 
 def who_wrote(conn: sa.Connection, run: Run) -> Address | None:
-    """The owner, or the one person of the house whose linked id it was. None where several wrote, or nobody we know."""
-    # What was only told beside it asks for nothing.
+    """Return the owner, or the one person with a linked id who wrote. None for several or unknown authors."""
+    # A silent message asks for nothing.
     asks = [letter for letter in letters_of(conn, run) if not letter.silent]
     wrote = {
         OWNER if each.trust is Trust.OWNER else address.person(each.context.person) if each.context.person else None
@@ -31,7 +31,7 @@ def who_wrote(conn: sa.Connection, run: Run) -> Address | None:
 
 
 def speakers(conn: sa.Connection, sender: Address, letters: Iterable[Envelope]) -> tuple[Address, ...]:
-    """Whoever spoke in a room: as the person they are here, or else by the address at which they alone are met."""
+    """List the speakers in a channel: as linked people, or else by their own channel address."""
     if sender.kind is not AddressKind.CHANNEL:
         return ()
     spoke = (who_spoke(each, connector=sender.name) for each in said(conn, letters))
@@ -39,7 +39,7 @@ def speakers(conn: sa.Connection, sender: Address, letters: Iterable[Envelope]) 
 
 
 def who_spoke(letter: Envelope, *, connector: str = "") -> Address | None:
-    """The person whose linked id it was, or else the address of the speaker alone. None where neither is known."""
+    """Return the person with the linked id, or else the address of the speaker, or None if neither is known."""
     if letter.context.person:
         return address.person(letter.context.person)
     if letter.context.speaker:
@@ -48,7 +48,11 @@ def who_spoke(letter: Envelope, *, connector: str = "") -> Address | None:
 
 
 def said(conn: sa.Connection, letters: Iterable[Envelope]) -> Iterator[Envelope]:
-    """The letters themselves; of a decision, those of the run that asked for it: a late yes goes on with their work."""
+    """Yield the envelopes.
+
+    A decision is replaced by those of the run that asked, because a late approval continues its
+    work.
+    """
     waiting, seen = list(letters), set[str]()
     while waiting:
         letter = waiting.pop(0)
@@ -68,7 +72,7 @@ def letters_of(conn: sa.Connection, run: Run) -> list[Envelope]:
 
 
 def descent(conn: sa.Connection, run: Run) -> Lineage:
-    """What bounds whoever a run hands work to, with those who spoke."""
+    """Return the lineage for delegations of a run, including the speakers."""
     if run.lineage is not None:
         return run.lineage
     return replace(run.descent, speakers=speakers(conn, run.sender, letters_of(conn, run)))

@@ -1,4 +1,4 @@
-"""The calls of models that a run has made, one after another, as `money` has them."""
+"""The model calls of a run in order, from the table `money`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _of_run = (
 
 
 class CallMade(Struct, frozen=True, kw_only=True):
-    """What one call came to. `index` is negative for a summary. `unknown`: it may have cost less."""
+    """One model call. `index` is negative for a summary. `unknown`: it may have cost less."""
 
     turn: int
     index: int
@@ -35,7 +35,7 @@ class CallMade(Struct, frozen=True, kw_only=True):
     error: str | None
     at: datetime
     ended_at: datetime | None
-    person: str  # for whom it was made; empty where it was for nobody
+    person: str  # the person it was made for, or empty
 
 
 def of_run(conn: sa.Connection, run: str) -> list[CallMade]:

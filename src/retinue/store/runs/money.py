@@ -1,8 +1,9 @@
-"""Money in the store: reserved before a call is made, settled or released with its step.
+"""Money: reserved before a model call, and settled or released together with its step.
 
-Each call has a row of its own in `money`; `spending` has the sums of a day, and moves in the same commits. A cap is
-judged here, within the commit that reserves: of many runs that would each fit, only as many are let through as fit
-together. The caller's page must be open, because it is what makes commits stand in one line.
+Each call has its own row in `money`. `spending` holds the sums of a day and changes in the same
+commits. Caps are checked here, in the commit that reserves: of many runs that would each fit, only
+as many pass as fit together. The caller must have opened a `Transaction`, because that serializes
+commits.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _last = (
 )
 _sender = sa.select(t.runs.c.sender).where(t.runs.c.id == _b("run"))
 
-# The sums, raised and lowered. Update first, as the row is there after the first call of a day.
+# Add to the sums. Update first: after the first call of a day the row exists.
 
 _raise = (
     _s.update()
@@ -60,17 +61,17 @@ _raise = (
 )
 _begin = _s.insert()
 
-# What caps are compared with
+# --- sums that caps are compared with ---
 
 
 def sum_of(column: sa.ColumnElement[int], *where: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
-    """Of the rows for which this holds; 0 where there are none."""
+    """Sum a column over the rows that match, or 0 if there are none."""
     return sa.func.coalesce(sa.func.sum(sa.case((sa.and_(*where), column), else_=0) if where else column), 0)
 
 
 _sums = (sum_of(_m.c.settled_microusd).label("settled"), sum_of(_m.c.held_microusd).label("held"))
 _of_run = sa.select(*_sums).where(_m.c.run == _b("run"))
-_below = sa.and_(_m.c.root == _b("root"), _m.c.root != _m.c.run)  # the words of its partial index
+_below = sa.and_(_m.c.root == _b("root"), _m.c.root != _m.c.run)  # the same terms as in its partial index
 _of_tree = sa.select(*_sums).where(sa.or_(_m.c.run == _b("root"), _below))
 _WHO: dict[str, tuple[sa.ColumnElement[bool], ...]] = {
     "agent": (_s.c.agent == _b("the_agent"),),
@@ -100,11 +101,12 @@ def reserve(
     root: str,
     at_ms: int,
 ) -> Granted:
-    """Set aside what a call may cost, with as much output as the tightest cap affords.
+    """Reserve the cost of a call, with as much output as the tightest cap allows.
 
-    Raises BudgetSpent where that is too little, and PriceUnknown where there is a cap to keep and no price; nothing is
-    written before, so that a larger commit may go on without the call. What costs nothing has nothing set aside; what
-    costs something has, also without a cap: a crash must be accounted for.
+    Raises `BudgetSpent` if that is too little, and `PriceUnknown` if there is a cap but no price.
+    Nothing is written before that, so a larger commit can continue without the call. A free call
+    reserves nothing. A call that costs something does so even without a cap, because a crash must
+    be accounted for.
     """
     price = terms.price
     if price is None:
@@ -139,10 +141,11 @@ def settle(
     root: str,
     at_ms: int,
 ) -> int:
-    """Write down what a call came to. Says how much that is.
+    """Store the cost of a call and return it.
 
-    What its provider says counts, then what its tokens cost. Without either all that was reserved is taken as spent,
-    and marked as unknown. It may be more than was reserved: then less than nothing is released.
+    The provider's figure comes first, then the price of the tokens. Without either, everything
+    reserved counts as spent and is marked as unknown. The cost may exceed the reservation: then the
+    released amount is negative.
     """
     row, is_new = _row_of(conn, run, terms, turn=turn, index=index, attempt=attempt, days=days, root=root, at_ms=at_ms)
     microusd, unknown = _cost(terms, usage, row["reserved_microusd"])
@@ -169,10 +172,10 @@ def fail(
     at_ms: int,
     usage: Usage | None = None,
 ) -> None:
-    """Write down that a call failed, why, and what is tried next.
+    """Store that a call failed, why, and what is tried next.
 
-    `unknown`: it may have cost something, so all that was reserved is taken as spent, unless `usage` says what it came
-    to. Otherwise it is released.
+    If `unknown`, it may have cost something, so everything reserved counts as spent, unless `usage`
+    has the cost. Otherwise the reservation is released.
     """
     row, is_new = _row_of(conn, run, terms, turn=turn, index=index, attempt=attempt, days=days, root=root, at_ms=at_ms)
     may_have_cost = unknown and (terms.price is None or not terms.price.is_free)
@@ -194,7 +197,7 @@ def fail(
 
 
 def count_as_spent(conn: sa.Connection, run: str) -> None:
-    """A call whose end nobody saw may have cost everything that was reserved for it."""
+    """Charge everything reserved by interrupted calls of a run: they may have cost that much."""
     held = conn.execute(_held, {"run": run}).all()
     if not held:
         return
@@ -205,14 +208,15 @@ def count_as_spent(conn: sa.Connection, run: str) -> None:
 
 
 def spent_by(conn: sa.Connection, run: str) -> int:
-    """What the calls of a run have come to so far."""
+    """Return what the calls of a run have cost so far."""
     return int(conn.execute(_of_run, {"run": run}).one().settled)
 
 
 def crossed(conn: sa.Connection, run: Run, *, terms: CallTerms, days: Days, root: str) -> tuple[str, ...]:
-    """The warnings due for what the run's last call has spent, one for each cap it took over its share.
+    """Return warnings for the run's last call, one for each cap whose warning share it crossed.
 
-    For the commit that settles a run's last call. Every other call is followed by a reservation, which says the same.
+    For the commit that settles a run's last call. Every other call is followed by a reservation,
+    which returns the same.
     """
     payer = Payer(agent=run.agent, person=_person(conn, run, root))
     standings = _standings(conn, run, terms.caps, payer, days, root)
@@ -220,7 +224,7 @@ def crossed(conn: sa.Connection, run: Run, *, terms: CallTerms, days: Days, root
 
 
 def _person(conn: sa.Connection, run: Run, root: str) -> str:
-    """For whom money is spent: who sent the run, or who sent the one it came of."""
+    """Return the person who pays: the sender of the run, or else of the root run."""
     sender = run.sender
     if sender.kind is not AddressKind.PERSON and root != run.id:
         found = conn.execute(_sender, {"run": root}).scalar()
@@ -229,7 +233,7 @@ def _person(conn: sa.Connection, run: Run, root: str) -> str:
 
 
 def _cost(terms: CallTerms, usage: Usage, reserved: int) -> tuple[int, bool]:
-    """What a call came to, and whether that is not known."""
+    """Return the cost of a call, and whether it is unknown."""
     if usage.cost_microusd and not usage.estimated:
         return usage.cost_microusd, False
     price = terms.price
@@ -244,7 +248,7 @@ def _cost(terms: CallTerms, usage: Usage, reserved: int) -> tuple[int, bool]:
 
 
 def _standings(conn: sa.Connection, run: Run, caps: Caps, payer: Payer, days: Days, root: str) -> Sequence[Standing]:
-    """How each cap that is set stands now. Those of a person hold where there is one."""
+    """Return the status of each cap that is set. Caps per person apply only if there is a person."""
     kept = {what: cap for what, cap in caps.of_each().items() if cap is not None}
     if not payer.person:
         kept = {what: cap for what, cap in kept.items() if not what.startswith("person")}
@@ -298,7 +302,7 @@ def _crossed(
     return tuple(each for each in said if each is not None)
 
 
-# Rows
+# --- rows ---
 
 
 def _row_of(
@@ -313,7 +317,7 @@ def _row_of(
     root: str,
     at_ms: int,
 ) -> tuple[dict[str, Any], bool]:
-    """The row of a call, and whether it is new: nothing was set aside for what costs nothing."""
+    """Return the row of a call, and whether it is new: a free call has no reservation."""
     key = {"the_run": run.id, "the_turn": turn, "the_idx": index, "the_attempt": attempt}
     found = conn.execute(_get, key).one_or_none() if terms.costs else None
     if found is not None:
@@ -355,7 +359,7 @@ def _new_row(
 
 
 def _write(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any], *, is_new: bool) -> None:
-    """Close a row, and move the sums by what that changes: written twice, a call is still counted once."""
+    """Close a row and add the difference to the sums. A call that is written twice is counted once."""
     after = {**row, **changed, "held_microusd": 0}
     after["released_microusd"] = after["reserved_microusd"] - after["settled_microusd"]
     if is_new:
@@ -364,7 +368,7 @@ def _write(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any], *,
         key = {f"the_{name}": row[name] for name in ("run", "turn", "idx", "attempt")}
         conn.execute(_close, key | {f"new_{name}": after[name] for name in _CLOSED})
     moved = {name: after[name] - row[name] for name in ("settled_microusd", "held_microusd")}
-    # Tokens as the sums count them: only those that the provider told of.
+    # The sums contain only tokens that the provider reported.
     if not after["estimated"]:
         moved |= {name: after[name] for name in TOKEN_SORTS}
     if not is_new and not row["estimated"]:
@@ -373,7 +377,7 @@ def _write(conn: sa.Connection, row: dict[str, Any], changed: dict[str, Any], *,
 
 
 def add(conn: sa.Connection, key: dict[str, Any], **more: int) -> None:
-    """Move the sums of a key, which are begun with the first of a day."""
+    """Add to the sums of a key. Inserts them at the first call of a day."""
     moved = {the_name: key[name] for the_name, name in _THE_KEY}
     moved |= {more_name: more.get(name, 0) for more_name, name in _MORE}
     if conn.execute(_raise, moved).rowcount == 0:

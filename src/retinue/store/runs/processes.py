@@ -1,4 +1,4 @@
-"""Commands that were begun, in the store: what runs, how it ended, and whether its session has heard of it."""
+"""Commands that were started: which run, how they ended, and whether their session was notified."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _c = t.processes.c
 
 class ProcessState(StrEnum):
     WATCHED = "watched"  # its run waits for it
-    RUNNING = "running"  # left to run on
-    ENDED = "ended"  # and its session has not been told
+    RUNNING = "running"  # continues in the background
+    ENDED = "ended"  # and its session was not notified
     TOLD = "told"
 
 
@@ -32,7 +32,7 @@ OPEN = (ProcessState.WATCHED, ProcessState.RUNNING)
 
 
 class Process(Struct, frozen=True, kw_only=True):
-    """A command as it is written down. `boot` tells it from another process that has its pid by now."""
+    """A stored command. `boot` distinguishes it from a later process with the same pid."""
 
     id: str
     session: SessionId
@@ -109,12 +109,12 @@ def _process(row: sa.Row[Any]) -> Process:
 
 
 def end_key(id_: str) -> str:
-    """The key of the envelope that tells of a command's end."""
+    """Return the key of the envelope that reports the end of a command."""
     return f"{id_}{_END}"
 
 
 def told_by(source: str, key: str) -> str:
-    """The command whose end an envelope tells; empty where it tells something else."""
+    """Return the id of the command whose end an envelope reports, or "" for any other envelope."""
     return key.removesuffix(_END) if source == SOURCE and key.endswith(_END) else ""
 
 
@@ -146,16 +146,20 @@ def get(conn: sa.Connection, id_: str) -> Process | None:
 
 
 def leave(conn: sa.Connection, id_: str) -> bool:
-    """Whether it still ran: from now on its session is told when it ends."""
+    """Let a watched command continue in the background, so that its session is notified of its end.
+
+    Returns whether it was still watched.
+    """
     return conn.execute(_leave, {"the_id": id_}).rowcount == 1
 
 
 def end(
     conn: sa.Connection, id_: str, *, exit_code: int | None, because: str, at_ms: int, told: bool = False
 ) -> ProcessState | None:
-    """What it is from now on; None where it had ended before. One that was watched has nobody else to be told.
+    """Store the end of a command. Returns its new state, or None if it had already ended.
 
-    `told`: neither has one that was left to run on, because whoever would be told has ended it.
+    A watched command needs no notification. With `is_reported`, neither does one in the background,
+    because its session ended it.
     """
     state = conn.execute(_state, {"the_id": id_}).scalar()
     if state is None:
@@ -167,7 +171,7 @@ def end(
 
 
 def distrust(conn: sa.Connection, id_: str) -> None:
-    """What it says from now on cannot be believed: it was told something that cannot."""
+    """Mark the output of a command as untrusted from now on, because it received untrusted input."""
     conn.execute(_distrust, {"the_id": id_})
 
 
@@ -176,22 +180,22 @@ def mark_told(conn: sa.Connection, id_: str) -> bool:
 
 
 def remove(conn: sa.Connection, id_: str) -> bool:
-    """Whether there was one to remove. One that runs stays."""
+    """Delete a command. Returns whether there was one. A running command is not deleted."""
     return conn.execute(_remove, {"the_id": id_}).rowcount == 1
 
 
 def of_session(conn: sa.Connection, session: str, *, limit: int) -> list[Process]:
-    """Those that were left to run on, ended or not."""
+    """List the background commands of a session, running or ended."""
     return [_process(row) for row in conn.execute(_mine, {"the_session": session, "most": limit})]
 
 
 def unfinished(conn: sa.Connection, *, limit: int) -> list[Process]:
-    """Those that run, as far as is written down, or whose end nobody was told of."""
+    """List commands that are stored as running, or whose session was not notified."""
     return [_process(row) for row in conn.execute(_unfinished, {"most": limit})]
 
 
 def stale(conn: sa.Connection, *, before_ms: int, limit: int) -> list[str]:
-    """The ids of those that have ended before then, and are done with."""
+    """List the ids of commands that ended before then and need no notification."""
     return [row.id for row in conn.execute(_stale, {"before": before_ms, "most": limit})]
 
 

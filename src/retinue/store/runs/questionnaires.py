@@ -1,4 +1,4 @@
-"""Questionnaires in the store."""
+"""Functions over questionnaires."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 _fields = msgspec.json.Decoder(tuple[Field, ...])
 _answers = msgspec.json.Decoder(dict[str, str | int | float | bool | list[str] | None])
 
-# The owner sees all of them, a person those that were put to them, an agent its own.
+# The owner sees all, a person those put to them, an agent its own.
 _SEEN = {Scope.ALL: sa.true(), Scope.PERSON: _q.person == _b("my_name"), Scope.AGENT: _q.agent == _b("my_name")}
 _open = sa.and_(_q.state == t.word("'open'"), _q.expires_ms > _b("now"))
 _older = sa.or_(_q.asked_ms < _b("before_ms"), sa.and_(_q.asked_ms == _b("before_ms"), _q.id < _b("before_id")))
@@ -83,7 +83,7 @@ def get(conn: sa.Connection, id_: str) -> Questionnaire | None:
 
 
 def find(conn: sa.Connection, prefix: str, *, seen_by: Principal) -> list[Questionnaire]:
-    """Of those that the asker sees, at most two that fit: one is the one that was meant."""
+    """Return at most two visible matches. Only a single one is unambiguous."""
     scope = scope_of(seen_by)
     bounds = {"low": prefix, "high": prefix + "g", **_me(scope, seen_by)}
     return [_questionnaire(row) for row in conn.execute(_by_prefix[scope], bounds)]
@@ -98,7 +98,7 @@ def listed(
     only_open: bool = False,
     before: Questionnaire | None = None,
 ) -> list[Questionnaire]:
-    """Newest first, from the one after `before` on."""
+    """List questionnaires, newest first, starting after `before`."""
     scope = scope_of(seen_by)
     bounds: dict[str, Any] = {
         "limit": limit,
@@ -116,7 +116,7 @@ def count_open(conn: sa.Connection, session: str, *, now_ms: int) -> int:
 
 
 def add(page: Page, questionnaire: Questionnaire) -> bool:
-    """Whether it is new: a call that is made again after a crash asks no second time."""
+    """Insert a questionnaire. Returns False if it exists: a call repeated after a crash does not ask twice."""
     if get(page.conn, questionnaire.id) is not None:
         return False
     page.conn.execute(
@@ -152,7 +152,7 @@ def end(
     answers: Mapping[str, Answer] | None = None,
     envelope: EnvelopeId | None = None,
 ) -> bool:
-    """Whether it was still open: of two who answer at once, one is the first."""
+    """End a questionnaire. Returns whether it was still open: only the first of two concurrent answers counts."""
     values = {
         "the_id": questionnaire.id,
         "new_state": state.value,
@@ -168,7 +168,7 @@ def end(
 
 
 def _tell(page: Page, questionnaire: Questionnaire, state: QuestionnaireState) -> None:
-    """To the person, and to whoever sees the conversation; the words are read where they lie."""
+    """Emit an event to the person and to those who can see the session. It does not contain the text."""
     page.tell(
         NewsKind.QUESTIONNAIRE_CHANGED,
         session=questionnaire.session,

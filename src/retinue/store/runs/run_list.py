@@ -1,6 +1,6 @@
-"""Runs as people look through them: newest first, a page at a time.
+"""Lists of runs for people, newest first, with keyset pagination.
 
-A page walks along the index of a session, or of each agent, side by side.
+A page merges scans along the index of a session, or of each agent.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _model = _b("model", type_=sa.String)
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """Which runs. What is empty means all; `model` is as its provider calls it, or with that name before it."""
+    """Selects runs. An empty field matches everything; `model` is the provider's name for it, or provider/name."""
 
     session: str = ""
-    agents: Sequence[str] = ()  # where no session is named
+    agents: Sequence[str] = ()  # only if no session is given
     status: RunStatus | None = None
     sender: str = ""
     person: str = ""
@@ -102,7 +102,7 @@ _counts = (
 def page(
     conn: sa.Connection, wanted: Wanted, *, after: Place, limit: int, seen_by: Principal = HOUSE
 ) -> tuple[list[Run], Place | None]:
-    """Runs that fit, newest first; and where the next page begins, if there may be one."""
+    """List the matching runs, newest first. Also returns where the next page begins, if there may be one."""
     sources = [wanted.session] if wanted.session else wanted.agents or conn.execute(_who_ran).scalars().all()
 
     def window(place: Place, width: int, most: int) -> tuple[list[Run], Place | None]:
@@ -121,7 +121,7 @@ def _window(
     limit: int,
     seen_by: Principal,
 ) -> tuple[list[Run], Place | None]:
-    """Side by side, as much of every source as could be among the next."""
+    """Read one window of each source and merge them."""
     pages, floor = (_of_session, _session_floor) if wanted.session else (_of_agent, _agent_floor)
     where = {"since": wanted.since_ms, "until": wanted.until_ms, "at": after.ms, "id": after.id}
     fits = {
@@ -142,7 +142,7 @@ def _window(
         if last is not None:
             floors.append(Place(last.started_ms, last.id))
     rows.sort(key=lambda row: (row.started_ms, row.id), reverse=True)
-    # Beyond where one of the windows has ended, nobody knows what comes next.
+    # The order is unknown beyond the end of any of the windows.
     stop = max(floors, key=lambda place: (place.ms, place.id), default=None)
     if stop is not None:
         rows = [row for row in rows if (row.started_ms, row.id) >= (stop.ms, stop.id)]
@@ -152,6 +152,6 @@ def _window(
 
 
 def counts(conn: sa.Connection, run: str) -> tuple[int, int]:
-    """How many turns a run has begun and how many tools it has called, as long as its steps are kept."""
+    """Count the turns that a run has started and its tool calls, as long as its steps are stored."""
     found = {str(row[0]): int(row[1]) for row in conn.execute(_counts, {"run": run})}
     return found.get(StepKind.MODEL, 0), found.get(StepKind.TOOL, 0)

@@ -1,7 +1,7 @@
-"""Whom a run works for in the end, which sessions they see, and which came of one that is theirs.
+"""The run principal: the person a run acts for, which sessions they see, and which descend from theirs.
 
-An agent has one sight of its sessions, whoever speaks to it. So that nobody reads through an agent what is not theirs,
-what its tools tell a run of is bounded by what the person sees with whom it all began.
+An agent can see all its sessions. So that a person cannot read others' data through an agent, the
+tools of a run see only what its run principal can see.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ANCESTORS_MAX = 16
 
 
 def whose(conn: sa.Connection, run: Run) -> Principal | None:
-    """Who it works for. None where that is nobody: a clock, the house, or an agent that was asked by none of these."""
+    """Return the run principal, or None for a schedule, the server, or an agent that acts for no person."""
     if _is_owners(conn, run):
         return HOUSE
     behalf = run.descent.behalf
@@ -43,14 +43,14 @@ def whose(conn: sa.Connection, run: Run) -> Principal | None:
 
 
 def _is_owners(conn: sa.Connection, run: Run) -> bool:
-    """Whether it all began with nothing but the owner's own words, by whatever door they came."""
+    """Whether the root run has only messages from the owner, through any channel."""
     began = run if run.lineage is None else runs.get(conn, run.root)
     read = [envelopes.get(conn, id_) for id_ in began.envelopes] if began is not None else []
     return bool(read) and all(letter is not None and letter.trust is Trust.OWNER for letter in read)
 
 
 def sees(conn: sa.Connection, who: Principal | None, session: Session) -> bool:
-    """Whether somebody sees a session. Who speaks in a room sees what belongs to that room."""
+    """Whether a principal can see a session. A channel can see the sessions of that channel."""
     if who is None or who.sees_all:
         return True
     if who.address.kind is AddressKind.CHANNEL:
@@ -59,7 +59,7 @@ def sees(conn: sa.Connection, who: Principal | None, session: Session) -> bool:
 
 
 def came_of(conn: sa.Connection, other: Session, session: Session) -> bool:
-    """Whether a session is this one, was sent out from it, or is where it had somebody asked."""
+    """Whether a session is this one, was spawned from it, or is one in which it asked another agent."""
     ours = str(address.agent(session.agent, session.id))
     at: Session | None = other
     for _ in range(ANCESTORS_MAX):

@@ -1,4 +1,4 @@
-"""On whose behalf a run works: the people behind the envelopes it answers, and behind the run that started it."""
+"""The people behind the envelopes that a run answers, and behind the run that started it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from retinue.store.sessions import sessions
 def requesters(
     conn: sa.Connection, session: Session, letters: Iterable[Envelope], lineage: Lineage | None
 ) -> tuple[Requester, ...]:
-    """Empty where no person asked for it: an agent on its own, or the server itself."""
+    """Return the requesters. Empty if no person asked: an agent by itself, or the server."""
     root = _at_the_root(conn, lineage) if lineage is not None else ()
     behind = (each for letter in said(conn, letters) for each in _behind(conn, session, letter, lineage))
     return requesters_at(conn, chain(root, behind))
 
 
 def requesters_at(conn: sa.Connection, addresses: Iterable[Address | Requester]) -> tuple[Requester, ...]:
-    """The people at these addresses, each once. One that is known already is taken as it is."""
+    """Return the people at these addresses, each once. A `Requester` is returned unchanged."""
     found: dict[Address, Requester] = {}
     for who in addresses:
         if isinstance(who, Requester):
@@ -45,18 +45,20 @@ def requesters_at(conn: sa.Connection, addresses: Iterable[Address | Requester])
 
 
 def requesters_in(conn: sa.Connection, session: Session) -> tuple[Requester, ...]:
-    """Who spoke last in a session."""
+    """Return those who spoke last in a session."""
     return requesters_at(conn, _last_asked(conn, session))
 
 
 def _at_the_root(conn: sa.Connection, lineage: Lineage) -> Iterable[Address | Requester]:
-    """The people behind the run with which a tree began. Where a schedule, an agent or the server wrote to that one,
-    its envelopes say for whom."""
+    """Return the people behind the root run of a tree.
+
+    If a schedule, an agent or the server wrote to that run, its envelopes name the person.
+    """
     if lineage.behalf.kind in (AddressKind.PERSON, AddressKind.CHANNEL):
         return lineage.speakers or (lineage.behalf,)
     root = runs.get(conn, lineage.root)
     session = sessions.get(conn, root.session) if root is not None else None
-    if root is None or session is None:  # purged since: not the owner, for all we know
+    if root is None or session is None:  # purged: assume that it was not the owner
         return (Requester(lineage.behalf, Role.MEMBER),)
     return requesters(conn, session, letters_of(conn, root), None)
 
@@ -84,24 +86,24 @@ def _behind(
                 yield from _last_asked(conn, session)
             else:
                 yield from requesters(conn, session, letters_of(conn, begun_by), begun_by.lineage)
-        case AddressKind.AGENT if lineage is None:  # by its token, outside of any run: for whom, nobody can tell
+        case AddressKind.AGENT if lineage is None:  # with its token, outside any run: the person is unknown
             yield Requester(sender, Role.MEMBER)
-        case AddressKind.AGENT | AddressKind.HOUSE:  # for whom the run that wrote it worked is in the lineage
+        case AddressKind.AGENT | AddressKind.HOUSE:  # the lineage names the person the writing run acted for
             return
 
 
 def _of_command(conn: sa.Connection, letter: Envelope) -> Run | None:
-    """The run that began the command whose end a letter tells; None for any other letter."""
+    """Return the run that started the command whose end an envelope reports, or None for any other envelope."""
     id_ = processes.told_by(letter.source, letter.key)
     process = processes.get(conn, id_) if id_ else None
     return runs.get(conn, process.run) if process is not None else None
 
 
 def _last_asked(conn: sa.Connection, session: Session) -> Iterator[Address | Requester]:
-    """Who spoke last in a session: what the server or the clock writes there goes on with their work."""
+    """Yield those who spoke last in a session: messages of the server or a schedule continue their work."""
     run = runs.latest_for_people(conn, session.id)
     letters = letters_of(conn, run) if run is not None else []
-    if not letters and session.origin.kind is OriginKind.CHAT:  # purged since: it was someone outside, for all we know
+    if not letters and session.origin.kind is OriginKind.CHAT:  # purged: assume that it came from outside
         yield Requester(address.HOUSE)
     for letter in said(conn, letters):
         if letter.sender.kind in (AddressKind.PERSON, AddressKind.CHANNEL):

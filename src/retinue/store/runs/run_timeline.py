@@ -1,4 +1,4 @@
-"""The story of a run, read back from what the journal wrote: when it started, each step, each wait, its end."""
+"""The timeline of a run in sentences: its start, each step, each wait, its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from retinue.store.runs.timeline import Fact, addressed, fact, listed, quoted, s
 from retinue.store.sessions.record_codec import read_body
 
 NEWS_READ_MAX = 200
-WRITTEN_BEFORE_MAX = 64  # records, in the commit in which a run begins: a reset, and what is noted on the side
+WRITTEN_BEFORE_MAX = 64  # records in the commit that starts a run: a reset, and silent messages
 
 _b = sa.bindparam
 _call = msgspec.json.Decoder(Call)
@@ -33,7 +33,7 @@ _steps = (
 )
 _told = (
     sa.select(t.news.c.kind, t.news.c.body, t.news.c.at_ms)
-    # Not that it was parked: the question it waits for is told by itself.
+    # Not that it was suspended: the approval it waits for is a separate fact.
     .where(t.news.c.run == _b("run"), t.run_went_on, t.news.c.kind != t.word(f"'{NewsKind.RUN_PARKED}'"))
     .order_by(t.news.c.seq)
     .limit(NEWS_READ_MAX)
@@ -44,7 +44,7 @@ _allowed = sa.select(t.audit.c.content, t.audit.c.because).where(
     t.audit.c.kind == t.word(f"'{AuditKind.CALL_ALLOWED}'"),
 )
 _asked = sa.select(t.approvals).where(t.approvals.c.run == _b("run")).order_by(t.approvals.c.asked_ms, t.approvals.c.id)
-# What nobody has a price for is unknown, too, and has no amount at all.
+# Calls without a known price are unknown too, and have no amount.
 _unpriced = sa.and_(t.money.c.unknown == sa.true(), t.money.c.settled_microusd == 0)
 _spent = sa.select(
     sa.func.coalesce(sa.func.sum(t.money.c.settled_microusd), 0).label("settled"),
@@ -73,7 +73,7 @@ _NEXT = {
 
 
 def story(conn: sa.Connection, run: Run) -> list[Fact]:
-    """Every fact of a run, cause before effect."""
+    """List every fact of a run, cause before effect."""
     own = own_records(conn, run)
     facts = [*_afresh(conn, run), _start(run), *_taken_up(conn, run), *_turns(conn, run, own)]
     if run.ended_at is not None:
@@ -82,7 +82,7 @@ def story(conn: sa.Connection, run: Run) -> list[Fact]:
 
 
 def _afresh(conn: sa.Connection, run: Run) -> list[Fact]:
-    """The fresh context with which it began, if it did: written in its first commit, before its own records."""
+    """Return the reset with which the run started, if any: written in its first commit, before its own records."""
     began = {"first": run.first_seq - WRITTEN_BEFORE_MAX, "end": run.first_seq, "at": to_ms(run.started_at)}
     return [afresh(*row) for row in conn.execute(_reset_with, {"session": run.session, **began})]
 
@@ -121,7 +121,7 @@ def _end(conn: sa.Connection, run: Run, *, turns: int) -> Fact:
 
 
 def _taken_up(conn: sa.Connection, run: Run) -> list[Fact]:
-    """When it went on after a wait or a stop, and who joined in."""
+    """List when the run was resumed, and which messages it read later."""
     facts: list[Fact] = []
     for row in conn.execute(_told, {"run": run.id}):
         body = _body.decode(row.body) if row.body else {}
@@ -137,13 +137,13 @@ def _taken_up(conn: sa.Connection, run: Run) -> list[Fact]:
 
 
 def _turns(conn: sa.Connection, run: Run, own: list[Record]) -> list[Fact]:
-    """The records in their order, each with the step that left it; then whatever left no record that can be read."""
+    """List the records in order, each with its step, then the steps without a readable record."""
     steps = {(step.turn, step.idx, step.hash): step for step in conn.execute(_steps, {"run": run.id})}
     asked = {row.id: row for row in conn.execute(_asked, {"run": run.id})}
     failed = conn.execute(_failed, {"run": run.id}).all()
     reasons = {row.content: row.because for row in conn.execute(_allowed, {"session": run.session, "run": run.id})}
     if not steps and run.ended_at is not None and any(isinstance(record.body, Reply) for record in own):
-        # Every reply had a step. Without them nothing can be said about when, or about what was not made.
+        # Every reply had a step. Without them, times and skipped calls are unknown.
         facts = [fact(to_ms(run.ended_at), "Its steps were purged since; what was said is in its session's history.")]
         facts = [*map(_failure, failed), *facts]
         return [*facts, *(each for row in asked.values() for each in approval_facts(conn, row))]
@@ -181,7 +181,7 @@ def _unrecorded(step: sa.Row[Any], because: str) -> Fact:
 
 
 def _failure(call: sa.Row[Any]) -> Fact:
-    """A call of a model that came to nothing, in whose words, and what was done about it."""
+    """Describe a failed model call, its error, and the next action."""
     words = f"{call.failure}: {quoted(call.error)}" if call.error else call.failure
     next_ = f"; {_NEXT.get(call.next_move, call.next_move)}" if call.next_move else ""
     turn = f"Turn {call.turn + 1}" if call.turn >= 0 else "Late"
@@ -190,7 +190,7 @@ def _failure(call: sa.Row[Any]) -> Fact:
 
 
 def _named(step: sa.Row[Any], because: str) -> str:
-    """`because`: why the call was allowed, as the audit has it."""
+    """Describe a step. `because` is the reason in the audit log why the call was allowed."""
     turn = f"Turn {step.turn + 1}" if step.turn >= 0 else "Late"
     what = step.hash if step.kind == StepKind.MODEL else _call.decode(step.call).tool if step.call else "a tool"
     attempt = f" (attempt {step.attempt})" if step.attempt > 1 else ""
@@ -214,12 +214,12 @@ def _asking(record: Record) -> str:
 
 
 def _unmade(record: Record, result: ToolResult) -> Fact:
-    """A result without a step took no act: it was refused, or unknown, or gone on without."""
+    """Describe a call that was not made: refused, unknown, or skipped. Its result has no step."""
     return fact(record.at_ms, f"The call {result.tool} was not made: {quoted(result.output)}.")
 
 
 def approval_facts(conn: sa.Connection, row: sa.Row[Any]) -> list[Fact]:
-    """A question from the moment it was put to someone. `row` is of `approvals`."""
+    """List the facts of an approval since it was asked. `row` is a row of `approvals`."""
     calls = msgspec.json.decode(row.calls, type=tuple[Call, ...])
     tools = listed([call.tool for call in calls])
     question = envelopes.get(conn, derived(row.id, "question"))

@@ -1,6 +1,6 @@
-"""Everything that happened in a run, as rows of the store tell it: for a picture of it, and not for going on with it.
+"""Everything stored about a run, to display it, not to resume it.
 
-`run_story` tells the same in sentences.
+`run_timeline` has the same as sentences.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _judged = sa.select(t.audit.c.kind, t.audit.c.content, t.audit.c.because).where(
     t.audit.c.run == _b("run"),
     t.audit.c.kind.in_(tuple(t.word(f"'{kind}'") for kind in (AuditKind.CALL_ALLOWED, AuditKind.CALL_REFUSED))),
 )
-# What a run posts itself has a key that begins with the run.
+# The envelopes that a run sends have keys that begin with its id.
 _posted = (
     sa.select(t.envelopes)
     .where(
@@ -73,7 +73,7 @@ class StepTaken(Struct, frozen=True):
 
 
 class Told(Struct, frozen=True):
-    """News of a run: that it was parked, taken up again, or joined by more mail."""
+    """An event of a run: suspended, resumed, or further messages read."""
 
     kind: NewsKind
     at_ms: int
@@ -81,7 +81,10 @@ class Told(Struct, frozen=True):
 
 
 class Trace(Struct, frozen=True, kw_only=True):
-    """What there is of a run. `allowed` and `refused` say why, by the hash of a call or of what was read instead."""
+    """Everything stored about a run.
+
+    `allowed` and `refused` are reasons, by the hash of the call or its replacement.
+    """
 
     run: Run
     records: Sequence[Record]
@@ -117,7 +120,10 @@ def trace(conn: sa.Connection, run: Run) -> Trace:
 
 
 def own_records(conn: sa.Connection, run: Run) -> list[Record]:
-    """What a run wrote stands together, but for silent mail in between, which belongs to no run."""
+    """Return the records of a run.
+
+    They are contiguous, except for silent messages in between, which belong to no run.
+    """
     found, _ = records.read(conn, run.session, first=run.first_seq, last=run.first_seq + RECORDS_READ_MAX - 1)
     own: list[Record] = []
     for record in found:
@@ -129,7 +135,7 @@ def own_records(conn: sa.Connection, run: Run) -> list[Record]:
 
 
 def calls_made(conn: sa.Connection, run: str) -> list[tuple[str, int | None]]:
-    """The tools that a run has called, in order, and how many milliseconds each took."""
+    """List the tools that a run called, in order, and the duration of each in milliseconds."""
     taken = [_step_of(row) for row in conn.execute(_steps, {"run": run})]
     return [
         (each.step.call.tool, each.closed_ms - each.opened_ms if each.closed_ms is not None else None)
@@ -139,7 +145,7 @@ def calls_made(conn: sa.Connection, run: str) -> list[tuple[str, int | None]]:
 
 
 def _sent(conn: sa.Connection, run: Run) -> list[Envelope]:
-    """What it has posted, and whatever became the answer to what it has read."""
+    """List the envelopes that a run sent, and the answers to those it read."""
     rows = conn.execute(_posted, {"first": f"{run.id}/", "last": f"{run.id}0"})
     found = {envelope.id: envelope for envelope in map(envelopes.envelope_of, rows)}
     for id_ in run.envelopes[:ENVELOPES_READ_MAX]:

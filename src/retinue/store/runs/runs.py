@@ -1,4 +1,4 @@
-"""Runs and their steps in the store."""
+"""Functions over runs and their steps."""
 
 from __future__ import annotations
 
@@ -151,25 +151,25 @@ def get(conn: sa.Connection, id_: str) -> Run | None:
 
 
 def open_sessions(conn: sa.Connection) -> list[SessionId]:
-    """The sessions in which a run is open, parked ones too."""
+    """List the sessions with an open run, including suspended runs."""
     return [SessionId(row.session) for row in conn.execute(_open_sessions)]
 
 
 def clear(conn: sa.Connection) -> int:
-    """Take out every run that has ended, with its steps and its questions. Says how many."""
+    """Delete every run that has ended, with its steps and approvals. Returns how many."""
     conn.execute(_clear_steps)
     conn.execute(_clear_approvals)
     return conn.execute(_clear).rowcount
 
 
 def open_in(conn: sa.Connection, session: str) -> Run | None:
-    """The run that holds this lane, running or parked."""
+    """Return the run that holds this lane, running or suspended."""
     row = conn.execute(_open, {"session": session}).one_or_none()
     return run_of(row) if row else None
 
 
 def latest_for_people(conn: sa.Connection, session: str) -> Run | None:
-    """The newest run of a session that answers a person or a channel."""
+    """Return the newest run of a session that answers a person or a channel."""
     row = conn.execute(_latest_for_people, {"session": session}).one_or_none()
     return run_of(row) if row else None
 
@@ -210,23 +210,23 @@ def end(
 
 
 def waking(conn: sa.Connection, now_ms: int, *, limit: int) -> list[tuple[SessionId, str, LaneKind]]:
-    """Parked runs that have waited long enough."""
+    """List suspended runs whose wake time has come."""
     rows = conn.execute(_waking, {"now": now_ms, "limit": limit})
     return [(SessionId(r.session), r.agent, LaneKind(r.lane)) for r in rows]
 
 
 def next_wake_ms(conn: sa.Connection, *, after_ms: int) -> int | None:
-    """When the next parked run has waited long enough. Those that have already are found by `waking`."""
+    """Return the next wake time after `after_ms`. Runs that are already due are found by `list_due_suspended`."""
     return conn.execute(_next_wake, {"now": after_ms}).scalar()
 
 
 def open_step(conn: sa.Connection, step: Step, *, at_ms: int) -> None:
-    """The intent: written before the act."""
+    """Store the intent, before the act."""
     _add_step(conn, step, record_seq=None, opened_ms=at_ms, closed_ms=None)
 
 
 def add_ended_step(conn: sa.Connection, step: Step, *, record_seq: int, begun_ms: int, at_ms: int) -> None:
-    """One that only looked, and has ended before its intent was written."""
+    """Insert a read-only step that ended before its intent was stored."""
     _add_step(conn, step, record_seq=record_seq, opened_ms=min(begun_ms, at_ms), closed_ms=at_ms)
 
 
@@ -266,7 +266,7 @@ def close_step(conn: sa.Connection, step: Step, *, record_seq: int | None, at_ms
 
 
 def try_step_again(conn: sa.Connection, step: Step) -> None:
-    """The same intent, its next attempt."""
+    """Store the next attempt of the same step."""
     conn.execute(
         _step_again,
         {"the_run": step.run, "the_turn": step.turn, "the_idx": step.index, "new_attempt": step.attempt},
@@ -274,7 +274,7 @@ def try_step_again(conn: sa.Connection, step: Step) -> None:
 
 
 def leave_step(conn: sa.Connection, step: Step, *, at_ms: int) -> None:
-    """Begun, and not gone on with."""
+    """Mark a step as started but not continued."""
     conn.execute(_step_leave, {"the_run": step.run, "the_turn": step.turn, "the_idx": step.index, "now": at_ms})
 
 

@@ -1,6 +1,7 @@
-"""What was spent, summed up: by day, agent, model, provider, person, session or run; and how far along each cap is.
+"""Spending by day, agent, model, provider, person, session or run, and how much of each cap is used.
 
-Read beside the loop, by people who ask. Tokens that a provider did not tell of are ours, and enter no sum.
+Read by people, outside the event loop. Tokens that a provider did not report are our estimates and
+not in any sum.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class By(StrEnum):
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """From one day to another, both included. An empty name means all of them."""
+    """A range of days, both included. An empty name matches everything."""
 
     by: By
     first_day: int
@@ -45,9 +46,10 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 class Used(Struct, frozen=True, kw_only=True):
-    """What some calls came to. Of `cost_microusd`, `unknown_microusd` is what they may have cost at most.
+    """The usage of some calls. `unknown_microusd` is the part of `cost_microusd` that is only an upper limit.
 
-    A call is unknown where nobody saw its end, or told what it took; or where its price is not known, at no cost.
+    A call is unknown if it was interrupted, or its usage was not reported. It is also unknown, at
+    no cost, if its price is.
     """
 
     key: str
@@ -90,7 +92,7 @@ _GROUPS: dict[By, tuple[sa.Column[Any], ...]] = {
 
 
 def _where(scope: Scope) -> sa.ColumnElement[bool]:
-    """What was spent in these days, of what the caller sees: a person what was spent for them, an agent its own."""
+    """Match spending in these days that the caller can see: on behalf of a person, or of an agent itself."""
     seen = {
         Scope.ALL: sa.true(),
         Scope.PERSON: _m.c.person == _b("my_name"),
@@ -127,7 +129,7 @@ _in_days = {
     )
     for by in (By.AGENT, By.MODEL, By.PROVIDER, By.PERSON)
 }
-# By its runs, which an index finds: money is looked up by run and by day.
+# Through its runs, for which there is an index: `money` is indexed by run and by day.
 _of_session = sa.select(*_COLUMNS).where(
     _m.c.run.in_(sa.select(t.runs.c.id).where(t.runs.c.session == _b("session"))), _m.c.session == _b("session")
 )
@@ -135,12 +137,15 @@ _total = PerScope(lambda scope: sa.select(*_COLUMNS).where(_where(scope)))
 
 
 def of_session(conn: sa.Connection, session: str) -> Used:
-    """All that one conversation has used."""
+    """Return the usage of one session."""
     return _used(conn.execute(_of_session, {"session": session}).one(), session)
 
 
 def usage(conn: sa.Connection, *, wanted: Wanted, seen_by: Principal) -> Usages:
-    """Days in their order, the newest `limit` of them; of anything else the dearest first. The total is of all."""
+    """Return days in order, the newest `limit` of them; otherwise the most expensive first.
+
+    The total covers everything.
+    """
     scope, asked = scope_of(seen_by), _asked(wanted, seen_by)
     found = conn.execute(_rows[wanted.by][scope], asked | {"limit": wanted.limit}).all()
     rows = [_used(row, _named(row, wanted.by)) for row in found]
@@ -150,7 +155,7 @@ def usage(conn: sa.Connection, *, wanted: Wanted, seen_by: Principal) -> Usages:
 
 
 def in_days(conn: sa.Connection, *, wanted: Wanted, seen_by: Principal) -> dict[str, list[tuple[int, Used]]]:
-    """Of each by its name, the days on which it used something, whatever their order."""
+    """Return, for each group, the days on which it used something, in no particular order."""
     found: dict[str, list[tuple[int, Used]]] = {}
     for row in conn.execute(_in_days[wanted.by][scope_of(seen_by)], _asked(wanted, seen_by)):
         key = _named(row, wanted.by)
@@ -182,11 +187,11 @@ def _named(row: Any, by: By) -> str:
             return getattr(row, by.value)
 
 
-# How far along the caps are
+# --- use of the caps ---
 
 
 class Amounts(Struct, frozen=True):
-    """What is spent of a day's or a month's, and what is held for calls under way."""
+    """The amount spent in a day or month, and the amount held for calls in progress."""
 
     settled_microusd: int = 0
     held_microusd: int = 0
@@ -202,7 +207,7 @@ NOTHING = Amounts()
 
 
 class Spent(Struct, frozen=True):
-    """By whom or for whom, and whether in the day or the month: `("agent", "ada", "day")`. The house has no name."""
+    """Spending by subject and period: `("agent", "ada", "day")`. The server's name is empty."""
 
     amounts: Mapping[tuple[str, str, str], Amounts]
 
@@ -226,7 +231,7 @@ _of_month = (
 
 
 def spent(conn: sa.Connection, days: Days) -> Spent:
-    """What caps of a day and a month are compared with, for everyone at once."""
+    """Return the amounts that daily and monthly caps are compared with, for all subjects at once."""
     amounts: dict[tuple[str, str, str], Amounts] = {}
     asked = {"the_day": days.day, "month_from": days.month_from, "month_to": days.month_to}
     for row in conn.execute(_of_month, asked):
@@ -238,7 +243,7 @@ def spent(conn: sa.Connection, days: Days) -> Spent:
     return Spent(amounts)
 
 
-# A person who is forgotten
+# --- erasure of a person ---
 
 _no_name = _m.update().where(_m.c.person == _b("the_person")).values(person="", error=None)
 _of_person = sa.select(_s).where(_s.c.person == _b("person"))
@@ -246,7 +251,7 @@ _gone = _s.delete().where(_s.c.person == _b("the_person"))
 
 
 def forget_person(conn: sa.Connection, person: str) -> None:
-    """What was spent stays known, but not for whom."""
+    """Remove the person's name from what was spent. The amounts stay."""
     conn.execute(_no_name, {"the_person": person})
     for row in conn.execute(_of_person, {"person": person}).all():
         key = {name: getattr(row, name) for name in KEY} | {"person": ""}

@@ -1,4 +1,4 @@
-"""Subagents as people look at them: who was sent out from what they see, newest first."""
+"""Lists of subagents for people: those spawned from visible sessions, newest first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _all = sa.bindparam("all", type_=sa.Boolean)
 
 
 class Place(Struct, frozen=True):
-    """Where in a list one stands: behind the one of this time and this id."""
+    """Keyset position: resume after (timestamp, id)."""
 
     created_ms: int = 2**62
     id: str = ""
@@ -73,7 +73,7 @@ def listed(
     everyone: bool = False,
     seen_by: Principal = HOUSE,
 ) -> list[Delegation]:
-    """Those whose session is still there; with `everyone`, also whose is put away or deleted."""
+    """List subagents whose session exists. `include_archived` adds archived and deleted ones."""
     values = {"created": after.created_ms, "id": after.id, "session": session, "all": everyone, "limit": limit}
     rows = conn.execute(_listing[scope_of(seen_by)], {**values, **me(seen_by)})
     return [delegation_of(row) for row in rows]
@@ -84,7 +84,7 @@ def open_of(conn: sa.Connection, session: str, *, limit: int) -> list[Delegation
 
 
 def resolve(conn: sa.Connection, text: str, *, seen_by: Principal = HOUSE) -> Delegation:
-    """The one subagent that a short id names: its own, or its session's."""
+    """Return the one subagent that a short id names: its own, or that of its session."""
     digits, scope = prefix(text.rpartition(":")[2]), scope_of(seen_by)
     bounds = {"low": digits, "high": digits + "g", **me(seen_by)}
     rows = [row for named in (_by_child, _by_id) for row in conn.execute(named[scope], bounds)]

@@ -1,4 +1,4 @@
-"""Facts: what happened, one sentence each, with the moment it did. What `why` is made of."""
+"""Facts: one sentence about each thing that happened, with its time. Explanations consist of them."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ def fact(at_ms: int, *says: Said) -> Fact:
 
 
 def in_order(facts: Sequence[Fact]) -> tuple[Fact, ...]:
-    """Newest last. What bears the same time stays as it was told, cause before effect."""
+    """Sort by time, newest last. Facts with the same time stay in order, cause before effect."""
     return tuple(sorted(facts, key=lambda each: each.at))
 
 
 def addressed(address: Address) -> str:
-    """An address as it is shown: ids in their short form."""
+    """Format an address with short ids."""
     if address.kind is AddressKind.AGENT and address.rest:
         return f"agent:{address.name}/{short(address.rest)}"
     return str(address)
 
 
 def quoted(text: str) -> str:
-    """The first words of a text, on one line, bounded, and without its full stop."""
+    """Return the beginning of a text on one line, without its final period."""
     words = " ".join(text[: 4 * QUOTED_CHARS_MAX].split()).removesuffix(".")
     return words if len(words) <= QUOTED_CHARS_MAX else words[: QUOTED_CHARS_MAX - 1] + "…"
 
 
 def span(ms: int) -> str:
-    """How long something took, as people say it."""
+    """Format a duration for people."""
     seconds = max(0, ms) / 1000
     if seconds < 10:
         return f"{seconds:.1f} s" if seconds >= 0.1 else f"{max(0, ms)} ms"
@@ -66,5 +66,5 @@ def span(ms: int) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Join names: `a`, `a and b`, `a, b and c`."""
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)

@@ -1,6 +1,6 @@
-"""Why something is as it is: the causal chain of an envelope, a run, an approval or a session, read from the store.
+"""Explain an envelope, run, approval or session: its causal chain, read from the store.
 
-Everything here was written down when it happened. Nothing is guessed, and no model is asked.
+Everything was stored when it happened. Nothing is guessed, and no model is asked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from retinue.store.sessions import sessions
 RECORDS_LOOKED_AT_MAX = 200
 RUNS_SHOWN_MAX = 20
 RESETS_SHOWN_MAX = 20
-RESETS_LOOKED_FOR_MAX = 10_000  # records, the last ones
+RESETS_LOOKED_FOR_MAX = 10_000  # the last records
 PURPOSES = (*(str(outcome) for outcome in Outcome), "overflow", "left-out")
 """Why the house writes about an envelope; each such letter has an id that follows from its subject's."""
 
@@ -52,12 +52,12 @@ _waiting = sa.select(sa.func.count()).where(t.envelopes.c.session == _b("session
 class Why(Struct, frozen=True, kw_only=True):
     kind: str
     id: str
-    head: tuple[Said, ...]  # what it is, and how it stands
+    head: tuple[Said, ...]  # what it is, and its status
     facts: tuple[Fact, ...]  # newest last
-    left_out: int = 0  # of the middle
+    left_out: int = 0  # from the middle
 
     def lines(self, zone: ZoneInfo) -> list[str]:
-        """For people: what it is, then one sentence for each thing that happened, with its time."""
+        """Format for people: what it is, then one sentence for each fact, with its time."""
         told = [each.line(zone) for each in self.facts]
         if self.left_out:
             told.insert(FACTS_MAX // 2, f"({self.left_out} more in between)")
@@ -65,15 +65,15 @@ class Why(Struct, frozen=True, kw_only=True):
 
 
 def why(conn: sa.Connection, id_text: str, *, seen_by: Principal = HOUSE) -> Why:
-    """The chain of whatever a short id names, of any kind.
+    """Explain the object that a short id names, of any kind.
 
-    Of an envelope whose session the asker does not see, only how it stands: the rest happened behind that door.
+    If the caller cannot see the session of an envelope, only its status is returned.
     """
     kind, id_ = find(conn, id_text, seen_by=seen_by)
     match kind:
         case "envelope":
             envelope = envelopes.get(conn, id_)
-            assert envelope is not None  # found by its id, in the same picture of the store
+            assert envelope is not None  # found by its id, in the same snapshot
             if not seen_by.sees_all and not sees_session(conn, seen_by, envelope.session):
                 return _why(kind, id_, _head_of(conn, envelope), ())
             return _why(kind, id_, _head_of(conn, envelope), _of_envelope(conn, envelope))
@@ -96,7 +96,7 @@ def _why(kind: str, id_: str, head: tuple[Said, ...], facts: Sequence[Fact]) -> 
     return Why(kind=kind, id=id_, head=head, facts=told, left_out=left_out)
 
 
-# Envelopes
+# --- envelopes ---
 
 
 def _head_of(conn: sa.Connection, envelope: Envelope) -> tuple[Said, ...]:
@@ -113,7 +113,7 @@ def _head_of(conn: sa.Connection, envelope: Envelope) -> tuple[Said, ...]:
 
 
 def _behind(conn: sa.Connection, envelope: Envelope) -> str:
-    """What an envelope waits behind once its time has come."""
+    """Return what a due envelope waits behind."""
     if to_ms(envelope.due_at) > latest_ms(conn):
         return ""
     run = runs.open_in(conn, envelope.session) if envelope.session else None
@@ -139,7 +139,7 @@ def _outcome(settled: Settled) -> str:
 
 
 def _door(source: str) -> str:
-    """Which way it came in, by the source that its key is unique in."""
+    """Describe how the envelope arrived, by the source within which its key is unique."""
     match source:
         case "run":
             return "by a run"
@@ -152,7 +152,7 @@ def _door(source: str) -> str:
 
 
 def _of_envelope(conn: sa.Connection, envelope: Envelope) -> list[Fact]:
-    """From what it came of to what came of it."""
+    """List the facts from cause to result."""
     run = runs.get(conn, envelope.run) if envelope.run else None
     facts = [*_accepted(envelope), *_came_of(conn, envelope)]
     if run is not None and envelope.claimed_at is not None:
@@ -181,7 +181,7 @@ def _accepted(envelope: Envelope) -> list[Fact]:
 
 
 def _came_of(conn: sa.Connection, envelope: Envelope) -> list[Fact]:
-    """What it replies to or retries, and who in the house wrote it."""
+    """List what it replies to or retries, and what in the server wrote it."""
     at_ms = to_ms(envelope.accepted_at)
     facts: list[Fact] = []
     subject = envelopes.get(conn, envelope.reply_to) if envelope.reply_to else None
@@ -238,7 +238,7 @@ def _settled(conn: sa.Connection, envelope: Envelope, *, name: str = "It") -> li
 
 
 def _letters_about(conn: sa.Connection, subjects: Sequence[str]) -> list[Fact]:
-    """What the house wrote about these envelopes, to whom, and whether that arrived."""
+    """List the notices the server wrote about these envelopes, their recipients, and whether they arrived."""
     facts: list[Fact] = []
     for subject in dict.fromkeys(subjects):
         for purpose in PURPOSES:
@@ -251,7 +251,7 @@ def _letters_about(conn: sa.Connection, subjects: Sequence[str]) -> list[Fact]:
     return facts
 
 
-# Runs, approvals, sessions
+# --- runs, approvals, sessions ---
 
 
 def _of_run(conn: sa.Connection, run: Run) -> list[Fact]:
@@ -279,7 +279,7 @@ def _of_approval(conn: sa.Connection, row: sa.Row[Any]) -> list[Fact]:
     decision = envelopes.by_key(conn, f"person:{row.decided_by}", f"{row.id}/decision") if row.decided_by else None
     facts = _of_envelope(conn, decision) if decision else []
     run = runs.get(conn, row.run)
-    # A decision that came in time is read by the run that asked; a late one has a run of its own.
+    # A decision in time is read by the run that asked. A late one has its own run.
     return [*(_of_run(conn, run) if run else approval_facts(conn, row)), *facts]
 
 

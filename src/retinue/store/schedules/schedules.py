@@ -1,8 +1,9 @@
-"""Schedules in the store, and each time they come.
+"""Schedules and their occurrences.
 
-An occurrence is an envelope that waits: accepted, pending, and held until the clock lets it go. The commit in which
-it ends, however it ends, writes down how and makes the next one, strictly in the future. So a schedule that is
-enabled has exactly one open occurrence after every commit, and there is no moment between two of them to crash in.
+An occurrence is an envelope that waits: accepted, pending, and held until the scheduler releases
+it. The commit that ends it, in any way, records how and creates the next one, strictly in the
+future. So an enabled schedule has exactly one open occurrence after every commit, and no crash can
+fall between two of them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from retinue.store.core.row_visibility import PerScope, Scope, is_under, me, sco
 from retinue.store.core.transaction import Page
 from retinue.store.envelopes import envelopes
 
-GONE = "gone"  # instead of a kind: it was deleted, and its file is still to be
+GONE = "gone"  # instead of a kind: it was deleted, but its file still exists
 NEVER = "it will never come again"
 IS_OVER = "it was to come once, and its time is over"
 TOO_LATE = "its time was over when the house came to it"
@@ -160,13 +161,13 @@ _newest = sa.select(_o).where(_o.c.schedule == _b("schedule")).order_by(_o.c.seq
 
 
 class Kept(Struct, frozen=True):
-    """A schedule as it is kept, without what was going on around it."""
+    """A stored schedule, without the state of its occurrences."""
 
     schedule: Schedule
     enabled: bool
     because: str
     zone: str
-    filed: bool  # whether it has a file: one that is gone then was removed
+    filed: bool  # whether it has a file: if that is missing, it was deleted
     created_ms: int
     updated_ms: int
 
@@ -207,7 +208,7 @@ def _slot(row: sa.Row[Any]) -> Slot:
     )
 
 
-# --- looking ---
+# --- read ---
 
 
 def get(conn: sa.Connection, id_: str) -> Kept | None:
@@ -226,7 +227,7 @@ def by_prefix(conn: sa.Connection, digits: str, *, limit: int, seen_by: Principa
 
 
 def sees(principal: Principal, schedule: Schedule) -> bool:
-    """Whoever owns it sees it, and may change it; and the owner of the house."""
+    """Whether a principal may see and change a schedule: its owner and the owner of the instance may."""
     mine = (principal.address.kind, principal.address.name)
     return principal.sees_all or (schedule.owner.kind, schedule.owner.name) == mine
 
@@ -239,13 +240,13 @@ def listed(
     before: str = "",
     seen_by: Principal = HOUSE,
 ) -> list[Kept]:
-    """The newest first. A page goes on after the last of the one before, by when it was made and its id."""
+    """List schedules, newest first. To continue, pass the creation time and id of the last one."""
     values = {"until": until_ms, "before": before, "limit": limit, **me(seen_by)}
     return [_kept(row) for row in conn.execute(_listed[scope_of(seen_by)], values)]
 
 
 def listed_of(conn: sa.Connection, kind: Kind, *, limit: int, seen_by: Principal = HOUSE) -> list[Kept]:
-    """Those of one kind, of which few wait."""
+    """List the schedules of one kind, of which there are few."""
     values = {"kind": kind.value, "limit": limit, **me(seen_by)}
     return [_kept(row) for row in conn.execute(_listed_of[scope_of(seen_by)], values)]
 
@@ -253,18 +254,18 @@ def listed_of(conn: sa.Connection, kind: Kind, *, limit: int, seen_by: Principal
 def coming(
     conn: sa.Connection, *, until_ms: int, limit: int, seen_by: Principal = HOUSE
 ) -> list[tuple[Kept, datetime]]:
-    """Those whose occurrence waits for a time before this one, and that time: the soonest first."""
+    """List schedules whose occurrence waits for a time before `until_ms`, with that time, soonest first."""
     values = {"until": until_ms, "limit": limit, **me(seen_by)}
     return [(_kept(row), from_ms(row.slot_ms)) for row in conn.execute(_coming[scope_of(seen_by)], values)]
 
 
 def everyone(conn: sa.Connection, *, after: str = "", limit: int) -> list[Kept]:
-    """All there are, by id."""
+    """List all schedules by id."""
     return [_kept(row) for row in conn.execute(_everyone, {"after": after, "limit": limit})]
 
 
 def of_agent(conn: sa.Connection, agent: str, *, limit: int) -> list[Kept]:
-    """Those that an agent owns, or that write to it."""
+    """List the schedules that an agent owns, or that write to it."""
     who = f"agent:{agent}"
     values = {"who": who, "who_from": f"{who}/", "who_to": f"{who}0", "limit": limit}
     return [_kept(row) for row in conn.execute(_to_agent, values)]
@@ -275,7 +276,7 @@ def count(conn: sa.Connection) -> int:
 
 
 def count_to(conn: sa.Connection, recipient: Address, kind: Kind) -> int:
-    """How many of a kind wait for one recipient."""
+    """Count the enabled schedules of a kind for one recipient."""
     return conn.execute(_count_to, {"recipient": str(recipient), "kind": kind.value}).scalar_one()
 
 
@@ -284,35 +285,35 @@ def count_of(conn: sa.Connection, owner: Address, kind: Kind) -> int:
 
 
 def open_slot(conn: sa.Connection, id_: str) -> Slot | None:
-    """The occurrence that the clock has made and that has not ended."""
+    """Return the open occurrence that the scheduler created."""
     row = conn.execute(_open_slot, {"schedule": id_}).one_or_none()
     return _slot(row) if row else None
 
 
 def at_work(conn: sa.Connection, id_: str) -> Slot | None:
-    """One of its occurrences that is being worked on, whoever made it."""
+    """Return an occurrence that is running, whether the scheduler or a person created it."""
     row = conn.execute(_at_work, {"schedule": id_}).first()
     return _slot(row) if row else None
 
 
 def slot_of(conn: sa.Connection, envelope: str) -> Slot | None:
-    """The open occurrence that an envelope is."""
+    """Return the open occurrence of an envelope."""
     row = conn.execute(_slot_of, {"envelope": envelope}).one_or_none()
     return _slot(row) if row else None
 
 
 def due(conn: sa.Connection, now_ms: int, *, limit: int) -> list[Slot]:
-    """The occurrences whose time has come, the earliest first."""
+    """List the due occurrences, earliest first."""
     return [_slot(row) for row in conn.execute(_due, {"now": now_ms, "limit": limit})]
 
 
 def next_clock_ms(conn: sa.Connection) -> int | None:
-    """When the clock has something to do next."""
+    """Return when the scheduler must act next."""
     return conn.execute(_next_clock).scalar()
 
 
 def history(conn: sa.Connection, id_: str, *, limit: int, until_ms: int = 2**62, before: int = 2**62) -> list[Slot]:
-    """What became of each slot, the latest first. A page goes on after the last of the one before."""
+    """List the occurrences, latest first. To continue, pass the time and number of the last one."""
     values = {"schedule": id_, "until": until_ms, "before": before, "limit": limit}
     return [_slot(row) for row in conn.execute(_history, values)]
 
@@ -334,11 +335,11 @@ def standing(conn: sa.Connection, kept: Kept) -> Standing:
     )
 
 
-# --- what someone sets ---
+# --- change ---
 
 
 def add(page: Page, schedule: Schedule, *, zone: ZoneInfo, enabled: bool = True, because: str = "") -> Kept:
-    """A new one, with its first occurrence. `zone` is the owner's."""
+    """Insert a schedule with its first occurrence. `zone` is the owner's time zone."""
     page.conn.execute(
         _insert,
         {
@@ -362,7 +363,7 @@ def add(page: Page, schedule: Schedule, *, zone: ZoneInfo, enabled: bool = True,
 
 
 def change(page: Page, kept: Kept, schedule: Schedule, *, zone: ZoneInfo, because: str) -> Kept:
-    """Another definition. The occurrence that waits is taken back, and one by the new rule is made."""
+    """Change the definition. The waiting occurrence is withdrawn, and one by the new rule is created."""
     withdraw(page, kept, because=because)
     page.conn.execute(
         _update,
@@ -382,7 +383,7 @@ def change(page: Page, kept: Kept, schedule: Schedule, *, zone: ZoneInfo, becaus
 
 
 def enable(page: Page, kept: Kept) -> Kept:
-    """Its next occurrence is made anew, also where it was enabled already."""
+    """Enable a schedule and create its next occurrence again, even if it was enabled."""
     withdraw(page, kept, because="its schedule was enabled anew")
     page.conn.execute(_set_enabled, {"the_id": kept.id, "on": True, "why": "", "now": page.at_ms})
     tell(page, kept, change="enabled")
@@ -390,13 +391,13 @@ def enable(page: Page, kept: Kept) -> Kept:
 
 
 def disable(page: Page, kept: Kept, *, because: str) -> Kept:
-    """The occurrence that waits is taken back; one that is being worked on is worked on."""
+    """Disable a schedule. A waiting occurrence is withdrawn; a running one continues."""
     withdraw(page, kept, because=f"its schedule was disabled: {because}")
     return stand_down(page, kept.id, because=because)
 
 
 def stand_down(page: Page, id_: str, *, because: str) -> Kept:
-    """No further occurrence is made. What waits is the caller's."""
+    """Create no further occurrences. The caller handles a waiting one."""
     page.conn.execute(_set_enabled, {"the_id": id_, "on": False, "why": because, "now": page.at_ms})
     kept = _again(page, id_)
     tell(page, kept, change="disabled", because=because)
@@ -404,32 +405,33 @@ def stand_down(page: Page, id_: str, *, because: str) -> Kept:
 
 
 def give_up(page: Page, slot: Slot, *, because: str) -> None:
-    """Nobody is there for what comes, and nobody will be: neither for this slot, nor for those that came after it."""
+    """Skip this occurrence and all missed after it, and disable the schedule: its recipient is gone for good."""
     kept = _again(page, slot.schedule)
     _pass_by(page, kept, _known(kept, slot), from_ms(page.at_ms), because=because)
     stand_down(page, kept.id, because=because)
 
 
 def delete(page: Page, kept: Kept, *, because: str) -> None:
-    """It and its history. What is being worked on is worked on.
+    """Delete a schedule with its history. A running occurrence continues.
 
-    Of one that has a file, its row stays until the file is gone too: a file that was left would bring it back.
+    If it has a file, its row stays until the file is deleted too: otherwise the file would restore
+    it.
     """
     withdraw(page, kept, because=because)
     for (envelope,) in page.conn.execute(_still_waiting, {"schedule": kept.id}).all():
-        _take_back(page, envelope, because)  # made by hand, and before its gate
+        _take_back(page, envelope, because)  # created by a person, and before its gate
     page.conn.execute(_remove_slots, {"the_id": kept.id})
     page.conn.execute(_set_gone if kept.filed else _remove, {"the_id": kept.id})
     tell(page, kept, change="deleted", because=because)
 
 
 def gone(conn: sa.Connection, *, limit: int) -> list[Kept]:
-    """Those that were deleted, and may still have a file."""
+    """List deleted schedules that may still have a file."""
     return [_kept(row) for row in conn.execute(_gone, {"limit": limit})]
 
 
 def said_before(conn: sa.Connection, id_: str) -> tuple[str, int] | None:
-    """What a heartbeat last had to say, as a hash, and when that was delivered."""
+    """Return the hash of what a heartbeat last reported, and when that was delivered."""
     row = conn.execute(_said, {"id": id_}).one_or_none()
     return (row.said, row.said_ms) if row is not None and row.said is not None else None
 
@@ -439,12 +441,12 @@ def note_said(page: Page, id_: str, said: str) -> None:
 
 
 def forget(page: Page, id_: str) -> None:
-    """Its file is gone."""
+    """Delete the row of a schedule whose file is gone."""
     page.conn.execute(_remove, {"the_id": id_})
 
 
 def agent_gone(page: Page, agent: str) -> None:
-    """Nobody owns what it had set: that goes with it. What others had set for it stands still, and says why."""
+    """Delete the schedules that a removed agent owns, and disable those that write to it."""
     for kept in of_agent(page.conn, agent, limit=SCHEDULES_MAX):
         if kept.schedule.owner == Address(AddressKind.AGENT, agent):
             delete(page, kept, because=f"{agent} was let go")
@@ -453,14 +455,15 @@ def agent_gone(page: Page, agent: str) -> None:
 
 
 def follow_zone(page: Page, zone: ZoneInfo, *, after: str = "", limit: int) -> str | None:
-    """Have those without a zone of their own go by this one. Gives the last it looked at, where there may be more."""
+    """Apply the owner's time zone to schedules without their own. Returns the last id read if there may be more."""
     rows = list(page.conn.execute(_zoneless, {"new_zone": zone.key, "after": after, "limit": limit}))
     for kept in map(_kept, rows):
         if kept.schedule.zone is not None:
             continue
         waiting = open_slot(page.conn, kept.id)
         if waiting is not None and waiting.state is SlotState.WAITING and to_ms(waiting.at) <= page.at_ms:
-            # It is left to the clock, which knows whether it is to be run late. Those after it came by the old zone.
+            # Leave it to the scheduler, which knows whether to run it late. The ones missed after it follow the old
+            # zone.
             _pass_by(page, kept, _known(kept, waiting), from_ms(page.at_ms), because=TOO_LATE)
         else:
             withdraw(page, kept, because=f"the owner's zone is {zone.key} now")
@@ -489,16 +492,19 @@ def tell(page: Page, kept: Kept, *, change: str, **body: Any) -> None:
 
 def _again(page: Page, id_: str) -> Kept:
     kept = get(page.conn, id_)
-    assert kept is not None  # written in this very commit
+    assert kept is not None  # written in this transaction
     return kept
 
 
-# --- what the clock makes of it ---
+# --- occurrences ---
 
 
 def arm(page: Page, kept: Kept, *, after: datetime | None = None) -> Kept:
-    """Make the next occurrence, strictly in the future, and after the one that was the last. One that never comes
-    again is disabled, and says so. Where one is open, its end makes the next."""
+    """Create the next occurrence, strictly in the future and after the last one.
+
+    A schedule without further occurrences is disabled, with the reason. If one is open, its end
+    creates the next.
+    """
     if open_slot(page.conn, kept.id) is not None:
         return kept
     now = from_ms(page.at_ms)
@@ -510,8 +516,10 @@ def arm(page: Page, kept: Kept, *, after: datetime | None = None) -> Kept:
 
 
 def by_hand(page: Page, kept: Kept, *, forced: bool, text: str | None = None) -> Slot:
-    """An occurrence beside those of the clock, for now. `text`, where it does not have the schedule's own words: of a
-    heartbeat, the ids of the tasks that are wanted, none for all."""
+    """Create an occurrence for now, besides those of the scheduler. `text` replaces the schedule's own text.
+
+    For a heartbeat, `text` is the ids of the requested tasks, or empty for all.
+    """
     by = By.FORCE if forced else By.HAND
     if kept.schedule.heartbeat is not None:
         text = text or ""
@@ -521,7 +529,7 @@ def by_hand(page: Page, kept: Kept, *, forced: bool, text: str | None = None) ->
 
 
 def wanted_by_hand(conn: sa.Connection, slot: Slot) -> tuple[str, ...]:
-    """The tasks of a heartbeat that someone wanted done now: what its envelope says until it is let go."""
+    """Return the heartbeat tasks that a person requested: the text of the envelope until it is released."""
     if slot.by is By.CLOCK or slot.envelope is None:
         return ()
     held = envelopes.get(conn, slot.envelope)
@@ -529,7 +537,7 @@ def wanted_by_hand(conn: sa.Connection, slot: Slot) -> tuple[str, ...]:
 
 
 def skipped_by_hand(page: Page, kept: Kept, *, because: str) -> None:
-    """Someone wanted one for now, and there was none."""
+    """Record that a person requested an occurrence for now and none ran."""
     at = from_ms(page.at_ms)
     _write(page, Slot(schedule=kept.id, by=By.HAND, at=at, state=SlotState.SKIPPED, because=because, ended_at=at))
     tell(page, kept, change=SlotState.SKIPPED.value, because=because, slot=at.isoformat())
@@ -541,7 +549,7 @@ def _occur(page: Page, kept: Kept, by: By, at: datetime, *, clock_ms: int, text:
     source = f"schedule:{schedule.id}"
     key = at.astimezone(UTC).isoformat(timespec="milliseconds") if by is By.CLOCK else f"by-hand/{seq}"
     if by is By.CLOCK and envelopes.by_key(page.conn, source, key) is not None:
-        key = f"{key}/{seq}"  # it was taken back before its time, and is made again
+        key = f"{key}/{seq}"  # withdrawn before its time, and created again
     draft = Draft(
         id=EnvelopeId(derived(schedule.id, f"slot/{seq}")),
         sender=Address(AddressKind.SCHEDULE, schedule.id),
@@ -576,7 +584,7 @@ def _context(schedule: Schedule) -> Context:
 
 
 def _newest_of(conn: sa.Connection, id_: str) -> tuple[int, int | None]:
-    """The number of the newest slot, and when the schedule last ran."""
+    """Return the number of the newest occurrence, and when the schedule last ran."""
     row = conn.execute(_newest, {"schedule": id_}).first()
     if row is None:
         return 0, None
@@ -584,7 +592,10 @@ def _newest_of(conn: sa.Connection, id_: str) -> tuple[int, int | None]:
 
 
 def _write(page: Page, slot: Slot, *, clock_ms: int | None = None) -> Slot:
-    """A row for it, with the next number. The definition's own row is left alone: few want to hear of every slot."""
+    """Insert an occurrence with the next number.
+
+    The schedule's own row is not changed, to avoid needless change events.
+    """
     newest, last_run_ms = _newest_of(page.conn, slot.schedule)
     slot = msgspec.structs.replace(slot, seq=newest + 1)
     if slot.seq > HISTORY_MAX:
@@ -611,25 +622,26 @@ def _write(page: Page, slot: Slot, *, clock_ms: int | None = None) -> Slot:
 
 
 def take(page: Page, slot: Slot) -> None:
-    """Its gate is being asked: the clock has nothing more to do until that has spoken."""
+    """Record that its gate is running: until then the scheduler has nothing to do."""
     page.conn.execute(_take, {"the_schedule": slot.schedule, "the_seq": slot.seq})
 
 
 def give_back(conn: sa.Connection) -> None:
-    """After a start: whichever gates were being asked are to be asked again."""
+    """After a start, make the scheduler run interrupted gates again."""
     conn.execute(_give_back)
 
 
 def begin(page: Page, slot: Slot) -> None:
-    """Its envelope goes out."""
+    """Record that its envelope is sent."""
     page.conn.execute(_begin, {"the_schedule": slot.schedule, "the_seq": slot.seq, "now": page.at_ms})
 
 
 def withdraw(page: Page, kept: Kept, *, because: str) -> None:
-    """Before someone changes a schedule: take back the occurrence that waits.
+    """Withdraw the waiting occurrence, before a schedule is changed.
 
-    One that was still to come never was: nothing of it is left but the end of its envelope. One whose time has come is
-    skipped, as are those after it. While one is worked on, what came meanwhile is written down by the rule that held.
+    A future occurrence is deleted; only its cancelled envelope remains. A due one is skipped, as
+    are those missed after it. If one is running, the ones missed in between are recorded by the old
+    rule.
     """
     slot = open_slot(page.conn, kept.id)
     if slot is None:
@@ -653,7 +665,7 @@ def _take_back(page: Page, envelope: str, because: str) -> None:
 
 
 def settled(page: Page, ids: Iterable[str], outcome: Outcome, *, because: str) -> None:
-    """Envelopes have ended. Where one was an occurrence, write down what became of it and make the next."""
+    """Record the result of envelopes that were occurrences, and create the next ones."""
     for id_ in ids:
         slot = slot_of(page.conn, id_)
         if slot is not None:
@@ -664,7 +676,7 @@ def _ended(page: Page, slot: Slot, outcome: Outcome, because: str) -> None:
     kept = _again(page, slot.schedule)
     worked = slot.state is SlotState.WORKING
     state = SlotState.SKIPPED if not worked else SlotState.RAN if outcome in _RAN else SlotState.FAILED
-    # What came of a heartbeat is told also where it ran: often that nothing needed attention.
+    # For a heartbeat, record the reason even if it ran: often that nothing needed attention.
     why = because if state is not SlotState.RAN or kept.schedule.heartbeat is not None else ""
     _end_slot(page, slot, state, why)
     tell(page, kept, change=state.value, because=why, slot=slot.at.isoformat())
@@ -678,11 +690,11 @@ def _end_slot(page: Page, slot: Slot, state: SlotState, because: str) -> None:
     which = {"the_schedule": slot.schedule, "the_seq": slot.seq, "now": page.at_ms}
     page.conn.execute(_end, {**which, "new_state": state.value, "why": because})
     if state is SlotState.RAN:
-        page.conn.execute(_ran_meanwhile, which)  # slots that came while it was at work stand after it
+        page.conn.execute(_ran_meanwhile, which)  # occurrences missed while it ran have higher numbers
 
 
 def _go_on(page: Page, kept: Kept, slot: Slot, *, worked: bool, because: str) -> None:
-    """What came meanwhile is skipped, each with its because; what comes next is made."""
+    """Record missed occurrences as skipped, with the reason, and create the next one."""
     if not worked:
         _pass_by(page, kept, _known(kept, slot), from_ms(page.at_ms), because=because)
     elif kept.enabled:
@@ -692,7 +704,7 @@ def _go_on(page: Page, kept: Kept, slot: Slot, *, worked: bool, because: str) ->
 
 
 def _pass_meanwhile(page: Page, kept: Kept, slot: Slot) -> None:
-    """What came while an occurrence waited for the house, and while it was worked on."""
+    """Record the occurrences missed while one waited for the server, and while it ran."""
     known, begun, now = _known(kept, slot), slot.begun_at or slot.at, from_ms(page.at_ms)
     if known < begun:
         _pass_by(page, kept, known, begun, because=TOO_LATE)
@@ -700,12 +712,12 @@ def _pass_meanwhile(page: Page, kept: Kept, slot: Slot) -> None:
 
 
 def _known(kept: Kept, slot: Slot) -> datetime:
-    """Up to when all is written down: a change of its schedule did so with what had come by the rule before."""
+    """Return the time up to which everything is recorded: a change of the schedule records what was missed before."""
     return max(slot.at, from_ms(kept.updated_ms))
 
 
 def _pass_by(page: Page, kept: Kept, since: datetime, until: datetime, *, because: str) -> None:
-    """Write down the slots after one moment, and up to and with another, as skipped: one row for all of them."""
+    """Record the occurrences in (since, until] as skipped, in one row for all of them."""
     when, zone = kept.schedule.when, kept.place
     first = next_after(when, since, zone)
     if first is None or first > until:

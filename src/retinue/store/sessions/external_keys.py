@@ -1,4 +1,4 @@
-"""Ids that were chosen for sessions of agents that run elsewhere. Each names one session, also a deleted one."""
+"""Ids chosen for sessions of external agents. Each names one session, even a deleted one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def get(conn: sa.Connection, key: str) -> SessionId | None:
 
 
 def find_session(conn: sa.Connection, key: str) -> Session | None:
-    """The session with this id, or else the one for which this key was chosen."""
+    """Return the session with this id, or else the one for which this key was chosen."""
     if (session := sessions.get(conn, key)) is not None:
         return session
     chosen = get(conn, key)
@@ -35,6 +35,6 @@ def of(conn: sa.Connection, session: str) -> str | None:
 
 
 def put(conn: sa.Connection, key: str, session: SessionId) -> None:
-    """From now on it names this session."""
+    """Assign the key to this session, replacing an earlier assignment."""
     conn.execute(_forget, {"the_key": key})
     conn.execute(_insert, {"key": key, "session": session})

@@ -1,4 +1,4 @@
-"""Results of which only a part was shown: which file holds the whole, and in which session it may be read."""
+"""Full outputs of truncated tool results: which file holds the output, and in which session it may be read."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ROWS_AT_ONCE_MAX = 500
 
 _b = sa.bindparam
 _r = t.records.c
-# The result of a call that was performed after its turn had gone by is a note.
+# The result of a call that was performed after its turn had ended is a note.
 _is_result = _r.kind.in_([t.word(f"'{RecordKind.TOOL}'"), t.word(f"'{RecordKind.NOTE}'")])
-# In a body, quotation marks stand bare only around its own names and values: no output can imitate these.
+# Inside a body, only its own names and values have unescaped quotes, so no output can imitate these.
 _has_whole = sa.and_(_r.body.like('%"whole":"%'), _r.body.not_like('%"whole":""%'))
 _has_attachments = _r.body.like('%"attachments":[{%')
 _of_session = (
@@ -41,9 +41,9 @@ _naming = (
 
 
 def find(conn: sa.Connection, session: SessionId, prefix: str) -> ToolResult | None:
-    """The result in this session whose whole has a hash that begins so; of several, one that is trusted least.
+    """Return the result in this session whose full output has a hash with this prefix.
 
-    `prefix` is hex digits, and nothing else.
+    If there are several, return one with the lowest trust. `prefix` must contain only hex digits.
     """
     row = conn.execute(_of_session, {"the_session": session, "named": f'%"whole":"{prefix}%'}).first()
     result = _decoded(row.kind, row.body) if row is not None else None
@@ -51,7 +51,7 @@ def find(conn: sa.Connection, session: SessionId, prefix: str) -> ToolResult | N
 
 
 def named_files(conn: sa.Connection) -> set[str]:
-    """The hashes of all files that a result in a session names: its whole, and what is attached to it."""
+    """Return the hashes of all files that results refer to: full outputs and attachments."""
     named: set[str] = set()
     session, seq = "", 0
     while rows := conn.execute(_naming, {"session": session, "seq": seq}).all():
@@ -80,5 +80,5 @@ def _decoded(kind: str, body: Any) -> ToolResult | None:
             whole=note.whole,
             attachments=note.attachments,
         )
-    except msgspec.MsgspecError:  # `records.damaged` tells of it
+    except msgspec.MsgspecError:  # `records.list_damaged` reports it
         return None

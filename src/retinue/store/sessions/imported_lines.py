@@ -1,7 +1,8 @@
-"""Records with the very line they were imported from, where we would write it another way ourselves.
+"""Records of imported sessions, with the original line of the import file where ours would differ.
 
-Such a line lies in the record's own body, beside what we read from it: whoever reads the record does not see it, and
-what forgets the one forgets the other. The first record of an imported session also holds its other two files.
+The line is stored in the body of the record, next to the decoded content. Readers of the record do
+not see it, and both are deleted together. The first record of an imported session also holds its
+other two files.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Aside(msgspec.Struct):
-    """What a body may hold beside the record."""
+    """The fields that a body may contain besides the record."""
 
     line: str | None = None
     opening: Opening | None = None
 
 
 class Opening(msgspec.Struct):
-    """The files with which an imported session came, and how far its history went then."""
+    """The files of an imported session, and the length of its history at the import."""
 
     descriptor: str
     state: str
@@ -47,14 +48,14 @@ _aside = msgspec.json.Decoder(_Aside)
 
 
 class Kept(Struct, frozen=True):
-    """A record, and the line it came from where that is not the one we would write."""
+    """A record, and its original line if that differs from the one we would write."""
 
     record: Record
     line: str | None = None
 
 
 def add(conn: sa.Connection, kept: Sequence[Kept], *, opening: Opening) -> None:
-    """The records of an imported session, whose first one is its start marker."""
+    """Insert the records of an imported session. The first one is its start marker."""
     conn.execute(
         _insert,
         [
@@ -94,7 +95,7 @@ def read(conn: sa.Connection, session: str, *, first: int, last: int) -> tuple[l
 
 
 def opening(conn: sa.Connection, session: str) -> Opening | None:
-    """None for a session that began here."""
+    """Return None for a session that was not imported."""
     body = conn.execute(_first, {"session": session}).scalar()
     if body is None or '"opening":' not in body:
         return None

@@ -1,4 +1,4 @@
-"""What each session was last told, beside its history: the files its conversation began with, and the whole text."""
+"""The latest system prompt of each session, and the files its conversation started with."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _forget = t.instructions.delete().where(_i.session == _b("the_session"))
 
 
 class Kept(NamedTuple):
-    """`began` tells one context of the session from the next; `snapshot` and `parts` are JSON."""
+    """`began` distinguishes one context of the session from the next; `snapshot` and `parts` are JSON."""
 
     began: str
     snapshot: str

@@ -1,7 +1,8 @@
-"""Chapters: stretches of a session that change no more, each in one row, so that a long session is soon read back.
+"""Chunks of completed records, each in one row, so that a long session loads fast.
 
-A chapter is made of records when the next one begins, in the same commit, and says nothing that they do not say: where
-there is none, or it cannot be read, its records are. Whoever changes a record lets go of the chapters of its session.
+A chunk is built from its records when the next one begins, in the same commit. It contains only
+what the records contain: if it is missing or unreadable, the records are read instead. Code that
+changes a record must delete the chunks of its session.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from retinue.store.core.fast_connection import Rows
 from retinue.store.sessions.record_codec import DECODERS, PLAIN_KINDS, as_words
 
 CHAPTER_RECORDS = 256
-FAST = 1  # of zlib's levels: what is behind the words is much the same in every record
+FAST = 1  # level of zlib: apart from the texts, all records look much the same
 
 _b = sa.bindparam
 _c, _r = t.chapters.c, t.records.c
@@ -48,8 +49,11 @@ _tails = msgspec.msgpack.Decoder(list[str])
 
 
 class Chapter(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Its records by the column. `tails` are, packed, what stands behind the words in each body that is plain; `others`
-    are the bodies that are not, by their place."""
+    """The records of a chunk, by column.
+
+    `tails` holds, compressed, what follows the text in each plain body. `others` holds the
+    remaining bodies by index.
+    """
 
     kinds: list[RecordKind]
     trusts: list[Trust]
@@ -61,7 +65,7 @@ class Chapter(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fa
 
 
 class _Tails:
-    """What bodies are made of, beside their words: unpacked when someone looks at the first of a chapter."""
+    """The parts of bodies besides their texts, decompressed on first use."""
 
     def __init__(self, first: int, packed: bytes) -> None:
         self._first = first
@@ -80,15 +84,14 @@ _UNREADABLE = (LookupError, ValueError, TypeError, OverflowError, msgspec.Msgspe
 
 
 def close(conn: sa.Connection, session: SessionId, *, next_seq: int) -> None:
-    """Make a chapter of the records before `next_seq`, with which another begins. Those that no context has any more
-    are let go."""
+    """Build the chunk of the records before `next_seq`. Delete chunks that are no longer in the context."""
     number = next_seq // CHAPTER_RECORDS - 1
     first, last = _bounds(number)
     rows = conn.execute(_rows, {"session": session, "first": first, "last": last}).all()
     try:
         body = _encode(_made_of(rows, first, last))
     except _UNREADABLE:
-        return  # a damaged record is found where records are read
+        return  # reading the records reports the damaged one
     context_from = conn.execute(_context_from, {"session": session}).scalar() or 0
     gone_by = {"the_first": context_from // CHAPTER_RECORDS, "the_next": number}
     conn.execute(_gone_by, {"the_session": session, **gone_by})
@@ -96,7 +99,7 @@ def close(conn: sa.Connection, session: SessionId, *, next_seq: int) -> None:
 
 
 def read(conn: sa.Connection, session: str, *, first: int, last: int) -> Iterator[tuple[int, Sequence[Record]]]:
-    """The chapters that lie within first..last, each with the number of its first record."""
+    """Yield the chunks within first..last, each with the sequence number of its first record."""
     wanted = {"first": -(-first // CHAPTER_RECORDS) if first > 1 else 0, "last": (last + 1) // CHAPTER_RECORDS - 1}
     if wanted["first"] > wanted["last"]:
         return
@@ -114,12 +117,12 @@ def forget(conn: sa.Connection, session: str) -> None:
 
 
 def _bounds(number: int) -> tuple[int, int]:
-    """Its first record and its last. Records are numbered from 1."""
+    """Return the first and the last sequence number of a chunk. Records are numbered from 1."""
     return max(number * CHAPTER_RECORDS, 1), (number + 1) * CHAPTER_RECORDS - 1
 
 
 def _opened(words: str) -> str:
-    """How a body of plain words begins where it is stored."""
+    """Return the beginning of a plain body as it is stored."""
     return '{"text":' + _json(words).decode()
 
 
@@ -148,8 +151,10 @@ def _made_of(rows: Sequence[Any], first: int, last: int) -> Chapter:
 
 
 def _split(kind: str, body: str) -> tuple[str, str]:
-    """The words of a plain body, and what stands behind them: put together again, they are what is stored. Of any
-    other body, neither."""
+    """Split a plain body into its text and the rest, which joined give the stored body.
+
+    Other bodies give two empty strings.
+    """
     if kind not in PLAIN_KINDS:
         return "", ""
     try:
@@ -161,7 +166,7 @@ def _split(kind: str, body: str) -> tuple[str, str]:
 
 
 def _records(session: str, chapter: Chapter, first: int, last: int) -> Sequence[Record]:
-    """Column by column, so that no line of Python is run for each of thousands."""
+    """Build the records column by column, so that no Python statement runs for each of thousands."""
     at_ms = chapter.at_ms
     if not MS_MIN <= min(at_ms) <= max(at_ms) <= MS_MAX:
         raise ValueError("milliseconds out of range")

@@ -1,4 +1,4 @@
-"""Bodies of records as they are stored, and the plain words among them."""
+"""Encoded bodies of records, and a fast decoder for those that contain only plain text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_body(kind: str, body: str) -> Body:
 
 
 class _Usage(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=True):
-    """What a `Usage` is stored as."""
+    """The stored form of `Usage`."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -40,15 +40,17 @@ class _Usage(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=True):
 
 
 class Words(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """What a `UserTurn` or a `Reply` of plain words is stored as, checked in every part: no other can be read as one.
-    It is made in half the time, and becomes a body when someone looks at it."""
+    """The stored form of a `UserTurn` or `Reply` with only plain text. Strict, so that no other body decodes as one.
+
+    It decodes in half the time and becomes a body on first use.
+    """
 
     text: Annotated[str, msgspec.Meta(min_length=1)]
     envelopes: tuple[EnvelopeId, ...] = ()
     attachments: tuple[()] = ()
     calls: tuple[()] = ()
     thinking: Literal[""] = ""
-    stop: Literal["end", "calls", "length", "cut-off", "filtered"] = "end"  # in a pause, a provider wants more back
+    stop: Literal["end", "calls", "length", "cut-off", "filtered"] = "end"  # others need more data
     model: str = ""
     usage: _Usage = _Usage()
     provider: str = ""

@@ -1,4 +1,4 @@
-"""Records in the store: appended in the commit they belong to, read back with damaged ones left out and named."""
+"""Records: appended in the commit they belong to. Reading skips damaged records and reports them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from retinue.store.sessions.record_codec import DECODERS, PLAIN_KINDS, as_words,
 _b = sa.bindparam
 _encode = msgspec.json.Encoder().encode
 _KINDS = {kind.value: (kind, decoder.decode) for kind, decoder in DECODERS.items()}
-ROWS_AT_ONCE = 128  # of those that are not all plain words, each is looked at for itself
+ROWS_AT_ONCE = 128  # records other than plain text are decoded one by one
 _DAMAGED = (LookupError, ValueError, TypeError, OverflowError, msgspec.MsgspecError)
 _TRUSTS = {trust.value: trust for trust in Trust}
 _made = Record._make  # pyright: ignore[reportPrivateUsage]
@@ -58,7 +58,7 @@ _all = (
 
 
 class Damage(Struct, frozen=True):
-    """A record that cannot be read back."""
+    """A record that cannot be decoded."""
 
     session: SessionId
     seq: int
@@ -87,7 +87,7 @@ def add(conn: sa.Connection, records: Sequence[Record]) -> None:
 
 
 def read(conn: sa.Connection, session: str, *, first: int, last: int) -> tuple[list[Record], list[Damage]]:
-    """The records first..last. A damaged one never hides its neighbours."""
+    """Return the records first..last. A damaged one does not hide its neighbors."""
     found: list[Record] = []
     damaged: list[Damage] = []
     for begins, chapter in record_chunks.read(conn, session, first=first, last=last):
@@ -104,20 +104,20 @@ def _read_rows(
 ) -> None:
     result: Any = conn.execute(_since, {"session": session, "first": first, "last": last})
     rows: Iterator[Any] = result.plain() if isinstance(result, Rows) else iter(result)
-    # Many rows at once, first from the store and then out of JSON: going to and fro for each takes a tenth longer.
-    at_once = 1  # a context begins with a mark
+    # Fetch many rows at once, then decode them at once: alternating for each row takes a tenth longer.
+    at_once = 1  # a context begins with a marker
     while batch := list(islice(rows, at_once)):
         at_once = ROWS_AT_ONCE
         try:
             found += _plain_records(session, batch)
-        except _DAMAGED:  # or not all of them plain
+        except _DAMAGED:  # or not all of them are plain
             _read_each(session, batch, found, damaged)
 
 
 def _plain_records(session: str, rows: Sequence[Any]) -> Iterable[Record]:
-    """Rows of `records` that are plain words. Raises where any is not, or is damaged.
+    """Decode rows that contain only plain text. Raises if any is not plain, or is damaged.
 
-    Column by column, so that no line of Python is run for each of thousands.
+    Works column by column, so that no Python statement runs for each of thousands of rows.
     """
     seqs, kinds, bodies, runs, trusts, at_ms = zip(*rows, strict=True)
     if not MS_MIN <= min(at_ms) <= max(at_ms) <= MS_MAX:
@@ -140,9 +140,9 @@ def _read_each(session: str, rows: Iterable[Any], found: list[Record], damaged: 
 
 
 def record_of(session: str, seq: int, kind: str, body: str, run: str | None, trust: str, at_ms: int) -> Record:
-    """A row of `records`. Raises where it is damaged."""
-    # Thousands of these stand between a person and the first answer after a restart: nothing here is looked up twice,
-    # and `_make` takes half the time of a call with names.
+    """Decode a row of `records`. Raises if it is damaged."""
+    # After a restart, thousands of these calls delay the first answer. So each lookup is done only once, and `_make`
+    # takes half the time of a call with keywords.
     kind_, decode = _KINDS[kind]
     if not MS_MIN <= at_ms <= MS_MAX:
         raise ValueError(f"{at_ms} milliseconds are out of range")
@@ -154,7 +154,7 @@ def _said(error: Exception) -> str:
 
 
 def damaged(conn: sa.Connection) -> list[Damage]:
-    """Every record of the house that cannot be read back."""
+    """List all records of the instance that cannot be decoded."""
     found: list[Damage] = []
     for row in conn.execute(_all):
         try:
@@ -165,7 +165,7 @@ def damaged(conn: sa.Connection) -> list[Damage]:
 
 
 def owner_turns(conn: sa.Connection, session: str, *, before: int, limit: int) -> list[Record]:
-    """What the owner has said before a record, since the context was last begun afresh: the newest, oldest first."""
+    """List what the owner wrote before a record since the last reset: the newest, oldest first."""
     begun = conn.execute(_begun, {"session": session, "before": before}).scalar() or 0
     rows = conn.execute(_owner_turns, {"session": session, "after": begun, "before": before, "limit": limit})
     found: list[Record] = []
@@ -173,12 +173,12 @@ def owner_turns(conn: sa.Connection, session: str, *, before: int, limit: int) -
         try:
             found.append(record_of(*row))
         except (LookupError, ValueError, TypeError, OverflowError, msgspec.MsgspecError):
-            continue  # `damaged` tells of it; what cannot be read explains nothing
+            continue  # `list_damaged` reports it; an unreadable record explains nothing
     return found[::-1]
 
 
 def begun(conn: sa.Connection, session: str, *, before: int) -> int:
-    """The number of the mark with which the context began that a record stood in, or would stand in."""
+    """Return the sequence number of the marker that starts the context of a record."""
     return conn.execute(_begun, {"session": session, "before": before}).scalar() or 1
 
 

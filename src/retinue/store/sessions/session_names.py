@@ -1,4 +1,4 @@
-"""Sessions as agents name them: by an id, by our address, or by a key that says whom or what they are for."""
+"""Find a session by a name that an agent uses: an id, an address, or a session key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWNER = "owner"
 
 
 def key_of(session: Session) -> str:
-    """By what key it is told of: the form that others know, where there is one, and else its address."""
+    """Return the session's key in the format that others know, if there is one, and otherwise its address."""
     origin = session.origin
     match origin.kind:
         case OriginKind.SUBAGENT:
@@ -30,13 +30,16 @@ def key_of(session: Session) -> str:
 
 
 def named(conn: sa.Connection, text: str, *, agent: str, whose: Principal | None) -> Session | None:
-    """The session that `agent` means by this, deleted ones aside. `whose` conversations `main` is about."""
+    """Return the session that `agent` means by this text, unless it is deleted.
+
+    `main` is the latest conversation of `principal`.
+    """
     found = _found(conn, text.strip(), agent, whose)
     return found if found is not None and found.deleted_at is None else None
 
 
 def labelled(conn: sa.Connection, label: str, *, agent: str) -> Session | None:
-    """The session of an agent that bears this name."""
+    """Return the agent's session with this name."""
     known = agents.find(conn, agent)
     found = sessions.by_name(conn, known.name, label.strip()) if known is not None else None
     return sessions.get(conn, found) if found is not None else None
@@ -94,7 +97,7 @@ def _of(conn: sa.Connection, agent: str, digits: str) -> Session | None:
 
 
 def _main(conn: sa.Connection, agent: str, whose: Principal | None) -> Session | None:
-    """The last conversation that they had with an agent; the owner's, where nobody else is meant."""
+    """Return the agent's latest conversation with this person, or with the owner if no person is given."""
     person = whose.address if whose is not None and whose.address.kind is AddressKind.PERSON else address.person(OWNER)
     return _latest_with(conn, agent, str(person))
 

@@ -1,4 +1,4 @@
-"""With whom sessions are shared. What follows from it is decided in `sight`."""
+"""The people that sessions are shared with. `core/row_visibility` decides what that allows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _with = sa.select(t.shares.c.person).where(t.shares.c.session == _b("session")).
 
 
 def people(conn: sa.Connection, session: str) -> list[str]:
-    """With whom this session is shared."""
+    """List the people this session is shared with."""
     return conn.execute(_with, {"session": session}).scalars().all()  # type: ignore[return-value]
 
 
 def add(conn: sa.Connection, session: str, person: str, *, at_ms: int) -> bool:
-    """Whether it was not shared with this person before."""
+    """Share a session with a person. Returns whether it was not shared with them before."""
     if person in people(conn, session):
         return False
     conn.execute(_insert, {"session": session, "person": person, "at_ms": at_ms})
@@ -26,5 +26,5 @@ def add(conn: sa.Connection, session: str, person: str, *, at_ms: int) -> bool:
 
 
 def remove(conn: sa.Connection, session: str, person: str) -> bool:
-    """Whether it had been shared with this person."""
+    """Stop sharing a session with a person. Returns whether it was shared with them."""
     return conn.execute(_delete, {"the_session": session, "the_person": person}).rowcount == 1

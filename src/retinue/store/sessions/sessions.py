@@ -1,4 +1,4 @@
-"""Sessions in the store. Every write of a run goes through `guard`, which an outdated worker cannot pass."""
+"""Functions over sessions. Every write of a run goes through `update_fenced`, which fails for an outdated worker."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _guard = (
     )
 )
 _guard_with_snippet = _guard.values(snippet=_b("words"))
-# What wakes a session is in an index, which a commit that so much as mentions it writes to.
+# `wakefulness` is in an index, and an update that merely mentions it writes to the index.
 _guard_step = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"), t.sessions.c.epoch == _b("the_epoch"))
@@ -125,7 +125,7 @@ _fill = (
     .values(record_seq=_b("seq"), context_from=_b("marker"), snippet=_b("words"), updated_ms=_b("now"))
 )
 _forget_snippet = t.sessions.update().where(t.sessions.c.id == _b("the_id")).values(snippet="", updated_ms=_b("now"))
-# Its name and its origin are free for another from here on.
+# From here on another session can use its name and its origin.
 _delete = (
     t.sessions.update()
     .where(t.sessions.c.id == _b("the_id"), _here)
@@ -177,7 +177,7 @@ _latest_of = (
     .order_by(t.sessions.c.updated_ms.desc(), t.sessions.c.id)
     .limit(1)
 )
-# Whoever may be at work comes first: who sleeps has nothing to do, unless its run waits for something.
+# Sessions that may be working first: a sleeping one has nothing to do, unless its run is suspended.
 _at_work = sa.or_(
     t.sessions.c.wakefulness == t.word("'active'"),
     sa.exists().where(t.runs.c.session == t.sessions.c.id, t.runs.c.status == t.word("'parked'")),
@@ -204,7 +204,7 @@ _latest = (
         t.sessions.c.agent == sa.select(t.agents.c.name).where(t.agents.c.folded == _b("folded")).scalar_subquery(),
         _here,
         row_visibility.origin_is(t.sessions),
-        # Nothing new, but a range: so the index finds one person's sessions among everybody's.
+        # Redundant, but as a range it lets the index find one person's sessions.
         t.sessions.c.origin_key >= _b("me"),
         t.sessions.c.origin_key < _b("me_to"),
     )
@@ -253,7 +253,7 @@ _every = sa.select(t.sessions.c.id).where(t.sessions.c.id > _b("after")).order_b
 
 
 class Place(Struct, frozen=True):
-    """Where in a listing one stands: behind the session with this pin, this time and this id."""
+    """Keyset position: resume after the session with this pin time, update time and id."""
 
     pinned_ms: int = 2**62
     updated_ms: int = 2**62
@@ -294,7 +294,7 @@ def get(conn: sa.Connection, id_: str) -> Session | None:
 
 
 def by_prefix(conn: sa.Connection, agent: str, digits: str) -> SessionId | None:
-    """The one session of this agent whose id begins so; None where there is none or more than one."""
+    """Return the agent's one session whose id has this prefix, or None if there is none or more than one."""
     found = conn.execute(_by_prefix, {"low": digits, "high": digits + "g", "agent": agent}).all()
     return SessionId(found[0].id) if len(found) == 1 else None
 
@@ -305,7 +305,7 @@ def by_origin(conn: sa.Connection, agent: str, origin: Origin) -> Session | None
 
 
 def latest_of(conn: sa.Connection, agent: str, origin: Origin) -> Session | None:
-    """The session of an agent that was updated last, of those that belong to this or to something named below it."""
+    """Return the agent's latest updated session whose origin is this one, or one below it."""
     below = {"below": f"{origin.key}/", "beyond": f"{origin.key}0"}  # `0` comes right after `/`
     row = conn.execute(_latest_of, {"agent": agent, "kind": origin.kind.value, "key": origin.key, **below}).first()
     return session_of(row) if row else None
@@ -322,9 +322,10 @@ def start(
     attributes: Mapping[str, Any] | None = None,
     chat_type: ChatType | None = None,
 ) -> None:
-    """A new session with its start marker, told to whoever watches: it is there before anything is handled in it.
+    """Insert a session with its start marker and emit an event, before anything is processed in it.
 
-    A name that is not `unique` is only shown: several may have it, and none is found by it.
+    A name that is not `unique` is only displayed: several sessions may have it, and none is found
+    by it.
     """
     add(
         page.conn,
@@ -353,7 +354,7 @@ def add(
     attributes: Mapping[str, Any] | None = None,
     chat_type: ChatType | None = None,
 ) -> None:
-    """A new session, whose first record (the start marker) the caller adds in the same commit."""
+    """Insert a session. The caller adds its first record (the start marker) in the same transaction."""
     conn.execute(
         _insert,
         {
@@ -403,8 +404,10 @@ def guard(
     snippet: str | None = None,
     active_ms: int | None = None,
 ) -> None:
-    """Go on only if this session is still ours: the first write of every commit of a run. `active_ms`, where this is
-    activity: see policy/refreshing."""
+    """Update the session if its epoch is unchanged, or raise `Stale`. The first write of every commit of a run.
+
+    Pass `active_ms` if this counts as activity: see policy/limits/reset_policy.
+    """
     values = {
         "the_id": id_,
         "the_epoch": epoch,
@@ -422,19 +425,19 @@ def guard(
 
 
 def guard_step(conn: sa.Connection, id_: str, *, epoch: int, record_seq: int, at_ms: int) -> None:
-    """The same for a step of a run: its session is awake from the run's first commit to its last."""
+    """Do the same for a step of a run. The session stays active from the run's first commit to its last."""
     values = {"the_id": id_, "the_epoch": epoch, "seq": record_seq, "now": at_ms}
     if conn.execute(_guard_step, values).rowcount != 1:
         raise Stale(id_, epoch)
 
 
 def set_context_from(conn: sa.Connection, id_: str, seq: int, *, at_ms: int) -> None:
-    """The record `seq` is a marker: the context begins there from now on, and whoever shows another one is outdated."""
+    """Start the context at the marker record `seq`. Clients that show an older context are outdated."""
     conn.execute(_reset, {"the_id": id_, "seq": seq, "now": at_ms})
 
 
 def ask_refresh(conn: sa.Connection, id_: str, reasons: str) -> None:
-    """The next run begins afresh, for these reasons. Whoever runs now goes on as it is."""
+    """Make the next run reset the context, for these reasons. The current run is not affected."""
     conn.execute(_ask_refresh, {"the_id": id_, "reasons": reasons})
 
 
@@ -443,17 +446,17 @@ def set_queue(conn: sa.Connection, id_: str, queue: QueueOverride, *, at_ms: int
 
 
 def set_mind(conn: sa.Connection, id_: str, mind: Mind) -> None:
-    """Not a change that anyone waits for: it does not bring the session to the top of a list."""
+    """Store the model choice. This does not count as an update, so the session does not move up in lists."""
     conn.execute(_set_mind, {"the_id": id_, "body": _encode(mind).decode()})
 
 
 def compact(conn: sa.Connection, id_: str, *, kept_from: int, at_ms: int) -> None:
-    """The context begins later from here on. What came before stays in the history."""
+    """Start the context later. Earlier records stay in the history."""
     conn.execute(_compact, {"the_id": id_, "marker": kept_from, "now": at_ms})
 
 
 def by_name(conn: sa.Connection, agent: str, name: str) -> SessionId | None:
-    """The session of this agent that has this name, in whatever case it is written."""
+    """Return the agent's session with this name, case-insensitive."""
     found = conn.execute(_by_name, {"agent": agent, "folded": name.casefold()}).scalar()
     return SessionId(found) if found else None
 
@@ -471,14 +474,17 @@ def set_attributes(conn: sa.Connection, id_: str, attributes: Mapping[str, Any],
 
 
 def fill(conn: sa.Connection, id_: str, *, record_seq: int, context_from: int, snippet: str, at_ms: int) -> None:
-    """A session that brings its history with it."""
+    """Set the counters of a session that was imported with its history."""
     conn.execute(_fill, {"the_id": id_, "seq": record_seq, "marker": context_from, "words": snippet, "now": at_ms})
 
 
 def rewrite(
     conn: sa.Connection, id_: str, *, record_seq: int, context_from: int, compactions: int, snippet: str, at_ms: int
 ) -> None:
-    """Another context, made of the old one, stands at the end of the records. Whoever shows the old one is outdated."""
+    """Use a new context, derived from the old one, at the end of the records.
+
+    Clients that show the old one are outdated.
+    """
     values = {"seq": record_seq, "marker": context_from, "summaries": compactions, "words": snippet, "now": at_ms}
     conn.execute(_rewrite, {"the_id": id_, **values})
 
@@ -488,17 +494,17 @@ def forget_snippet(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
 
 
 def delete(conn: sa.Connection, id_: str, *, at_ms: int) -> None:
-    """Out of every list and road. Its records stay, for what points to them."""
+    """Remove the session from every list and lookup. Its records stay, because other rows refer to them."""
     conn.execute(_delete, {"the_id": id_, "now": at_ms})
 
 
 def archive(conn: sa.Connection, id_: str, *, at_ms: int | None) -> None:
-    """Put away, or with None brought back. Whatever asks for it by its id finds it as before."""
+    """Archive a session, or unarchive it with None. It can still be found by its id."""
     conn.execute(_archive, {"the_id": id_, "archived": at_ms})
 
 
 def restore(conn: sa.Connection, id_: str, *, name: str, origin: Origin, at_ms: int) -> None:
-    """Back where it was. Its name and its origin may have gone to another meanwhile: the caller has looked."""
+    """Undo a deletion. The caller has checked that its name and its origin are still free."""
     values = {"new_name": name, "new_folded": name.casefold() or None, "kind": origin.kind.value, "key": origin.key}
     conn.execute(_restore, {"the_id": id_, **values, "now": at_ms})
 
@@ -506,15 +512,15 @@ def restore(conn: sa.Connection, id_: str, *, name: str, origin: Origin, at_ms: 
 def deleted(
     conn: sa.Connection, *, since_ms: int, limit: int, digits: str = "", seen_by: Principal = HOUSE
 ) -> list[Session]:
-    """What was deleted since a moment, the last one first; of ids that begin so."""
+    """List the sessions deleted since a time, latest first, whose ids have this prefix."""
     values = {"low": digits, "high": digits + "g", "since": since_ms, "limit": limit}
     rows = conn.execute(_deleted[scope_of(seen_by)], {**values, **me(seen_by)})
     return [session_of(row) for row in rows]
 
 
 def latest(conn: sa.Connection, agent: str, *, whose: Principal) -> Origin | None:
-    """What the most recently updated session of an agent belongs to, among those that are this principal's own."""
-    asker = replace(whose, level=PermissionLevel.RESTRICTED)  # as one of the house, not as one who sees all
+    """Return the origin of the agent's latest updated session among those that belong to this principal."""
+    asker = replace(whose, level=PermissionLevel.RESTRICTED)  # not as one that sees everything
     row = conn.execute(_latest, {"folded": agent.casefold(), **me(asker)}).first()
     return Origin(OriginKind(row.origin_kind), row.origin_key) if row else None
 
@@ -528,42 +534,41 @@ def listed(
     archived: bool = False,
     seen_by: Principal = HOUSE,
 ) -> list[Session]:
-    """Pinned ones first, the newest pin first; then by what was updated last. With `archived`, also what was put
-    away."""
+    """List sessions: pinned ones first, newest pin first, then by update time. `archived` includes archived ones."""
     bounds = {"pinned": after.pinned_ms, "updated": after.updated_ms, "id": after.id, "agent": agent, "limit": limit}
     values = {**bounds, "archived": archived, **me(seen_by)}
     return [session_of(row) for row in conn.execute(_listing[scope_of(seen_by)], values)]
 
 
 def every(conn: sa.Connection, *, after: str, limit: int) -> list[SessionId]:
-    """All there ever were, deleted ones too, by id."""
+    """List the ids of all sessions, including deleted ones, in order."""
     return [SessionId(id_) for id_ in conn.execute(_every, {"after": after, "limit": limit}).scalars()]
 
 
 def active(conn: sa.Connection, *, limit: int) -> list[tuple[SessionId, str, OriginKind]]:
-    """The sessions that have something to do; all others sleep and are not loaded."""
+    """List the sessions that have work to do. All others sleep and are not loaded."""
     return [(SessionId(r.id), r.agent, OriginKind(r.origin_kind)) for r in conn.execute(_active, {"limit": limit})]
 
 
 def latest_foreground(conn: sa.Connection, *, limit: int) -> list[Session]:
-    """The conversations that people last had, with whichever agent, the last one first."""
+    """List the latest conversations of people, with any agent, latest first."""
     return [session_of(row) for row in conn.execute(_latest_foreground, {"limit": limit})]
 
 
 def latest_of_kind(conn: sa.Connection, kind: OriginKind, *, limit: int) -> list[Session]:
-    """Those of one sort, whichever agent's, the last one first."""
+    """List the latest sessions with this kind of origin, of any agent, latest first."""
     return [session_of(row) for row in conn.execute(_latest_of_kind, {"kind": kind.value, "limit": limit})]
 
 
 def children(conn: sa.Connection, parent: str, *, limit: int) -> list[Session]:
-    """Those below it that were not put away, and first whoever may be at work."""
+    """List the child sessions that are not archived, those that may be working first."""
     return [session_of(row) for row in conn.execute(_children, {"parent": parent, "limit": limit})]
 
 
 def resolve(conn: sa.Connection, text: str, *, seen_by: Principal = HOUSE) -> Session:
-    """The one session a short id names."""
+    """Return the one session that a short id names."""
     session = get(conn, find(conn, text, (Noun.SESSION,), seen_by=seen_by)[1])
-    assert session is not None  # found by its id, in the same picture of the store
+    assert session is not None  # found by its id, in the same snapshot
     return session
 
 

@@ -1,4 +1,4 @@
-"""What a list of sessions marks: where somebody is at work, and where something lies that one has not read."""
+"""Markers for a list of sessions: open runs and unread messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retinue.domain.ids import RunId, SessionId
 from retinue.domain.run import RunStatus
 from retinue.store.core import tables as t
 
-UNREAD_COUNTED_MAX = 1_000  # the newest; whoever has more sees that there are many
+UNREAD_COUNTED_MAX = 1_000  # the newest; beyond this the exact number does not matter
 
 _b = sa.bindparam
 _unread = (
@@ -29,19 +29,19 @@ _open_run = sa.select(t.runs.c.id, t.runs.c.status).where(
 
 
 def unread(conn: sa.Connection, person: str) -> Mapping[SessionId, int]:
-    """How much mail from each session a person has not read."""
+    """Return how many envelopes from each session a person has not read."""
     senders = (address.parse(row.sender) for row in conn.execute(_unread, {"person": person}))
     return Counter(sender.session for sender in senders if sender.session is not None)
 
 
 def unread_from(conn: sa.Connection, person: str, *, agent: str, session: str) -> list[str]:
-    """The mail from this session that a person has not read."""
+    """List the envelopes from this session that a person has not read."""
     asked = {"person": person, "sender": str(address.agent(agent, session))}
     return [row.envelope for row in conn.execute(_unread_from, asked)]
 
 
 def at_work(conn: sa.Connection, sessions: Iterable[SessionId]) -> Mapping[SessionId, tuple[RunId, RunStatus]]:
-    """The runs that are open in these sessions."""
+    """Return the open runs of these sessions."""
     found: dict[SessionId, tuple[RunId, RunStatus]] = {}
     for session in sessions:
         row = conn.execute(_open_run, {"session": session}).one_or_none()

@@ -1,4 +1,4 @@
-"""Tokens of their own, invitations, versions of agents, shared and deleted sessions, answers by key, purged keys."""
+"""Add tokens, invitations, agent versions, session sharing and deletion, idempotency keys and purged keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of models with all that is known of them, sums by day, credentials and their cooldowns, minds of sessions."""
+"""Add details of model calls, daily sums, credentials and their cooldowns, and the model choice of a session."""
 
 from __future__ import annotations
 

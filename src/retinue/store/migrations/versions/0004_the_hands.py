@@ -1,4 +1,4 @@
-"""Grants, audit, labels of files, commands that run on, and what was found good; more about approvals."""
+"""Add grants, the audit log, file trust, background commands and approved hashes; extend approvals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def upgrade() -> None:
 
 
 def _lighten_money() -> None:
-    """Each call of a model wrote into two indexes more: one that nobody reads, one for runs below another only."""
+    """Drop two indexes that each model call had to update: one is unused, one is needed for child runs only."""
     op.drop_index("ix_money_session", "money")
     op.drop_index("ix_money_root", "money")
     below = sa.text("root != run")
@@ -61,7 +61,7 @@ def _lighten_money() -> None:
 
 
 def _lighten_sessions() -> None:
-    """Which ones are awake was kept by the time of their last change: each commit of a run wrote it anew."""
+    """Index active sessions by id. By update time, each commit of a run had to update the index."""
     op.drop_index("ix_sessions_active", "sessions")
     active = sa.text("wakefulness = 'active'")
     op.create_index(

@@ -1,4 +1,4 @@
-"""Notifications, questionnaires and preferences; news for one person."""
+"""Add notifications, questionnaires, preferences and events for one person."""
 
 from __future__ import annotations
 

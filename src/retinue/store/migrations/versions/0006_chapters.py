@@ -1,4 +1,4 @@
-"""Chapters: records that change no more, many in one row. What is there before gets none."""
+"""Add record chunks: many completed records in one row. Existing records get none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The staff: what one session has handed to another, and where a run comes from that another one set going."""
+"""Add delegations, and the lineage of runs that another run started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instructions: what each session was last told, beside its history."""
+"""Add the latest system prompt of each session."""
 
 from __future__ import annotations
 

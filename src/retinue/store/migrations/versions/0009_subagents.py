@@ -1,4 +1,4 @@
-"""Subagents: sessions that were put away, and after how long that is done."""
+"""Add archived sessions of subagents, and the time after which they are archived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""External agents: ids that were chosen for their sessions elsewhere, and who is told there that something was done."""
+"""Add session ids chosen for external agents, and webhooks to notify when an envelope is done."""
 
 from __future__ import annotations
 

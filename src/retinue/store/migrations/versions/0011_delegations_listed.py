@@ -1,4 +1,4 @@
-"""Work that was handed on is listed, newest first."""
+"""Add an index to list delegations, newest first."""
 
 from __future__ import annotations
 

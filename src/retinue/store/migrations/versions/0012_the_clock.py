@@ -1,4 +1,4 @@
-"""Schedules, and each time they came; when contexts began, and when conversations were last active."""
+"""Add schedules and their occurrences, and when a context began and a session was last active."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def upgrade() -> None:
 
 
 def _date_contexts() -> None:
-    """Of what is there, a context began with its last mark, and was active when it was last changed."""
+    """For existing sessions, a context began with its last marker and was active at the last update."""
     with op.batch_alter_table("sessions", table_kwargs={"sqlite_with_rowid": False}) as sessions:
         sessions.add_column(sa.Column("began_ms", sa.BigInteger(), nullable=False, server_default="0"))
         sessions.add_column(sa.Column("active_ms", sa.BigInteger(), nullable=False, server_default="0"))

@@ -1,4 +1,4 @@
-"""The doors: who may talk from outside, who answers there, and what was said at them."""
+"""Add bindings, identities, pairings, poison messages, ambient messages, connector state and delivery parts."""
 
 from __future__ import annotations
 

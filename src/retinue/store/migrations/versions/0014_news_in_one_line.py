@@ -1,5 +1,7 @@
-"""News is read in its one order: an index by session cost every piece of it about as much as the piece itself. What a
-run's story tells of it is found by the run."""
+"""Read events in one order: drop the index by session, which cost about as much as the event itself.
+
+Add an index by run for the events that a run's timeline needs.
+"""
 
 from __future__ import annotations
 
