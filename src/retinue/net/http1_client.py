@@ -1,8 +1,8 @@
-"""Lines to providers: as much of HTTP/1.1 as asking a model needs. One request at a time on each, and its answer in
-pieces as they come.
+"""Connection pool for model providers: the part of HTTP/1.1 that a model call needs.
 
-No redirect is followed, nothing is unpacked (we ask for it plain), and no proxy is asked. A general client does all
-that, and costs more than everything else that a short reply costs.
+Each connection carries one request at a time, and its response is read in chunks as they arrive. It
+follows no redirects, decompresses nothing (it asks for identity encoding) and uses no proxy. A
+general client does all that, at a higher cost than everything else a short reply needs.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from urllib.parse import quote, urlsplit
 import httptools
 
 CONNECT_S = 20.0
-NEXT_ADDRESS_S = 0.25  # after this, a host's next address is tried beside the one that does not answer
+NEXT_ADDRESS_S = 0.25  # after this delay, the host's next address is tried in parallel
 CONNECTIONS_MAX = 200
 KEEP_ALIVE_S = 60.0
 HEAD_BYTES_MAX = 64 * 1024
-HELD_BYTES_MAX = 256 * 1024  # of what nobody has taken yet; the server waits then
-RAW_BODY_BYTES_MAX = 64 * 1024  # above, it is sent in slabs
-# Below what an allocator asks the kernel for anew each time: the pages of a body of half a megabyte cost more than
-# filling them.
+HELD_BYTES_MAX = 256 * 1024  # received, but not read yet; above, reading is paused and the provider waits
+RAW_BODY_BYTES_MAX = 64 * 1024  # larger bodies are sent in several writes
+# Stays below the size for which the allocator requests fresh memory from the kernel. Mapping the
+# pages for a body of half a megabyte costs more than filling them.
 SLAB_BYTES = 64 * 1024
 
-_DEFAULTS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "retinue"}  # some turn away who has no name
+# Some servers reject requests without a user agent.
+_DEFAULTS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "retinue"}
 
 
 class LineFailed(Exception):
-    """There is no line, it broke, or what came over it is no HTTP. What the network said is its cause."""
+    """No connection could be opened, it broke, or the response is not HTTP. The network error is the cause."""
 
 
 class Place(NamedTuple):
-    """Whom a line is to."""
+    """The server that a connection leads to."""
 
     host: str
     port: int
@@ -48,7 +49,7 @@ class Place(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def place_of(url: str) -> tuple[Place, str]:
-    """Whom to ask, and how a request to it begins."""
+    """Return the endpoint of a URL, and the beginning of a POST request to it."""
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
     path = quote(parts.path or "/", safe="/%:=&~+!$,;'@()*[]") + (f"?{parts.query}" if parts.query else "")
@@ -57,34 +58,35 @@ def place_of(url: str) -> tuple[Place, str]:
 
 
 class Line(asyncio.Protocol):
-    """One connection. What is asked on it is answered before more is asked."""
+    """One connection. Each request is answered before the next is sent."""
 
     def __init__(self, place: Place, lost: Callable[[Line], None]) -> None:
         self.place = place
-        self.used = False  # for a request before this one
-        self.expires: asyncio.TimerHandle | None = None  # while nobody uses it
+        self.used = False  # by an earlier request
+        self.expires: asyncio.TimerHandle | None = None  # set while idle
         self._lost = lost
         self._loop = asyncio.get_running_loop()
-        self._found: list[bytes] = []  # of a body, by the parser, in what it is reading
-        self.on_body = self._found.append  # nothing of ours is run for it: many a server sends every word by itself
+        self._found: list[bytes] = []  # body bytes that the parser found in the data it is reading
+        # A C function instead of our code: many servers send each word in its own chunk.
+        self.on_body = self._found.append
         self._parser = httptools.HttpResponseParser(self)
-        # What servers get wrong, and other clients forgive.
+        # Tolerate the protocol errors that other clients tolerate.
         self._parser.set_dangerous_leniencies(
             lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
         )
         self._transport: asyncio.Transport | None = None
-        self._waiting: asyncio.Future[None] | None = None  # for more of an answer
-        self._full: asyncio.Future[None] | None = None  # until more of a request can be sent
+        self._waiting: asyncio.Future[None] | None = None  # resolved when more of the response arrives
+        self._full: asyncio.Future[None] | None = None  # resolved when the transport accepts writes again
         self._stays = True
         self._begin()
 
     def _begin(self) -> None:
-        self.status = 0  # until the head of an answer is there
-        self.headers: dict[str, str] = {}  # their names in small letters
-        self.begun = False  # whether anything came back
+        self.status = 0  # 0 until the head of the response has arrived
+        self.headers: dict[str, str] = {}  # names in lower case
+        self.begun = False  # whether any byte of the response has arrived
         self._pieces: list[bytes] = []
         self._held_bytes = 0
-        self._other_bytes = 0  # since the last piece: of a head, or of what stands between pieces
+        self._other_bytes = 0  # since the last body chunk: heads and chunk framing
         self._paused = False
         self._ends_with_line = False
         self._whole = False
@@ -92,7 +94,7 @@ class Line(asyncio.Protocol):
 
     @property
     def at_end(self) -> bool:
-        """Whether all of an answer has come, and was taken."""
+        """Whether the whole response has arrived and was read."""
         return self._whole and not self._pieces
 
     @property
@@ -100,7 +102,7 @@ class Line(asyncio.Protocol):
         return self._stays and self._whole and self._transport is not None
 
     async def ask(self, begin: str, headers: Mapping[str, str], body: Sequence[bytes]) -> None:
-        """Send a request, and wait for the head of its answer. Raises `LineFailed`."""
+        """Send a request, and wait for the head of its response. Raises `ConnectionFailed`."""
         self._begin()
         size_bytes = sum(map(len, body))
         named = {**_DEFAULTS, **{name.lower(): value for name, value in headers.items()}}
@@ -115,7 +117,7 @@ class Line(asyncio.Protocol):
             await self._more()
 
     async def piece(self) -> bytes:
-        """What has come of an answer since the last one; nothing at its end. Raises `LineFailed`."""
+        """Return the body bytes that have arrived since the last call; empty at the end. Raises `ConnectionFailed`."""
         while not self._pieces:
             if self._whole:
                 return b""
@@ -128,7 +130,7 @@ class Line(asyncio.Protocol):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def fail(self, error: Exception) -> None:
-        """Whoever waits for more waits no longer. What has come before can still be taken."""
+        """Wake the reader with an error. Bytes that arrived before can still be read."""
         self._stays = False
         if self._failed is None:
             self._failed = error
@@ -145,11 +147,11 @@ class Line(asyncio.Protocol):
         self._transport.writelines(data)
 
     async def _write_slabs(self, head: bytes, body: Sequence[bytes]) -> None:
-        """The head goes with the first: each write is a call of the system."""
+        """Send a large body in batches. The head goes with the first batch: each write is a system call."""
         for slab in slabs(body):
             if self._full is not None:
                 await self._full
-            if self.status or self._failed is not None:  # answered before all was heard, or gone: the reader is told
+            if self.status or self._failed is not None:  # early response or lost connection: the reader gets it
                 self._stays = False
                 return
             if head:
@@ -172,10 +174,10 @@ class Line(asyncio.Protocol):
             self._waiting.set_result(None)
         self.resume_writing()
 
-    # What the transport tells.
+    # --- asyncio.Protocol ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not subclass it
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -195,7 +197,7 @@ class Line(asyncio.Protocol):
             full.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        if self._whole:  # nobody asked
+        if self._whole:  # unsolicited data
             self.close()
             return
         self.begun = True
@@ -216,10 +218,10 @@ class Line(asyncio.Protocol):
         if self.status:
             self._wake()
 
-    # What the parser finds.
+    # --- httptools callbacks ---
 
     def on_message_begin(self) -> None:
-        if self._whole:  # a second answer to one question
+        if self._whole:  # a second response to one request
             self._stays = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -228,7 +230,7 @@ class Line(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200:  # no answer yet
+        if status < 200:  # an interim response
             self.headers.clear()
         elif not self.status:
             if not self._parser.should_keep_alive():
@@ -251,7 +253,7 @@ class Line(asyncio.Protocol):
 
 
 class Lines:
-    """The lines to everyone, each used again as long as it is open."""
+    """The open connections to all endpoints. Each is reused while it stays open."""
 
     def __init__(self) -> None:
         self._free: dict[Place, list[Line]] = {}
@@ -261,11 +263,11 @@ class Lines:
 
     @property
     def free(self) -> int:
-        """How many are kept for whoever asks next."""
+        """How many connections are idle."""
         return sum(map(len, self._free.values()))
 
     async def take(self, place: Place, *, anew: bool = False) -> Line:
-        """A line for one request; `leave` it when that is over. Raises `LineFailed`."""
+        """Return a connection for one request; call `release` when done. Raises `ConnectionFailed`."""
         await self._room.acquire()
         try:
             return (None if anew else self._kept(place)) or await self._connected(place)
@@ -274,7 +276,10 @@ class Lines:
             raise
 
     def leave(self, line: Line) -> None:
-        """One that was not heard out is closed, so that nobody goes on speaking."""
+        """Return a connection to the pool.
+
+        If its response was not read to the end, close it, so that the provider stops sending.
+        """
         self._room.release()
         if not line.reusable:
             line.close()
@@ -286,7 +291,7 @@ class Lines:
     async def close(self) -> None:
         for line in tuple(self._open):
             line.close()
-        await asyncio.sleep(0)  # transports say that they are closed in the next round of the loop
+        await asyncio.sleep(0)  # transports report their closing in the next loop iteration
 
     def _kept(self, place: Place) -> Line | None:
         free = self._free.get(place)
@@ -323,7 +328,7 @@ class Lines:
             if len(found) == 1:
                 host, port = found[0][4][:2]
                 await loop.create_connection(lambda: line, str(host), int(port), **tls)
-            else:  # not every one of them leads there: many a network knows addresses of IPv6, and no way to them
+            else:  # not every address may be reachable: many networks resolve IPv6 without a route
                 import aiohappyeyeballs
 
                 start = cast(Any, aiohappyeyeballs).start_connection
@@ -345,15 +350,15 @@ class Lines:
 def _head(begin: str, headers: Mapping[str, str], size_bytes: int) -> bytes:
     lines = [begin, *(f"{name}: {value}" for name, value in headers.items()), f"content-length: {size_bytes}\r\n\r\n"]
     head = "\r\n".join(lines)
-    ends = len(lines) + 2  # of lines, that of the first included
+    ends = len(lines) + 2  # line ends, including that of the request line
     if head.count("\n") != ends or head.count("\r") != ends or "\0" in head:
         raise ValueError("a header has the end of a line in it")
     return head.encode()
 
 
 def slabs(pieces: Sequence[bytes]) -> Iterator[bytes]:
-    """The same bytes, in pieces of about the size of a slab. One that is larger goes out as it is."""
-    ends = list(accumulate(map(len, pieces)))  # in C: a long session has thousands, sent with every request
+    """Yield the same bytes in batches of about `WRITE_BYTES`. A larger piece is its own batch."""
+    ends = list(accumulate(map(len, pieces)))  # in C: a long session has thousands of pieces, sent with every request
     first = sent_bytes = 0
     while first < len(pieces):
         end = max(bisect_right(ends, sent_bytes + SLAB_BYTES), first + 1)

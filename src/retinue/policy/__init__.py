@@ -1,1 +1,1 @@
-"""Pure decisions: facts in, a decision with a because out. Nothing here fetches."""
+"""Pure decisions: facts in, a decision with its reason out. Nothing here performs I/O."""

@@ -1,7 +1,8 @@
-"""What an envelope becomes at the door: parcels, each of which the place takes at once. Pure.
+"""Splits an envelope into delivery parts that its platform accepts.
 
-Files go first, in albums where there are some; then the words, in pieces, or beside the files where they fit. What the
-place cannot take is named instead of left out in silence.
+Pure. Files go first, in albums where the platform has them. Then the text follows in pieces, or as a
+caption if it fits. A file that the platform does not accept is named in the text instead of being
+dropped silently.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from retinue.policy.speech import read_tags
 from retinue.text.answer_options import buttons, numbers
 from retinue.text.chunking import LIMIT_MIN, chunks, clipped, measure
 
-PARTS_MAX = 100  # of one envelope: nobody reads more, and most places would throttle us
+PARTS_MAX = 100  # per envelope: more would not be read, and most platforms would throttle us
 FILES_NAMED_MAX = 10
 NO_WORDS = "(no words)"
 CURRENT = "current"
@@ -35,14 +36,14 @@ _AGENTS_WORDS = frozenset({Kind.MESSAGE, Kind.ANSWER, Kind.SYSTEM})
 
 
 class Tagged(Struct, frozen=True):
-    """What an agent wrote, without its tags. `reply_to` is what they want quoted: an id, `current`, or nothing."""
+    """An agent's text without its tags. `reply_to` is the message to quote: an id, `current`, or empty."""
 
     text: str
     reply_to: str = ""
 
 
 class Setting(Struct, frozen=True, kw_only=True):
-    """What is known of an envelope beside its own words: what it quotes there, and what its prefix is made of."""
+    """What is known about an envelope besides its text: the message it quotes, and the values of prefix variables."""
 
     quote: str = ""
     known: Mapping[str, str] = {}
@@ -52,8 +53,11 @@ NOTHING_KNOWN = Setting()
 
 
 class Cut(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """By what an envelope is shaped. Kept once a part of it has arrived: cut in another way, the second part is no
-    longer what follows the first."""
+    """The inputs of a split.
+
+    Stored once a part was delivered: split differently, the second part would not continue the
+    first.
+    """
 
     able: Abilities
     words: Words = PLAIN_WORDS
@@ -61,10 +65,10 @@ class Cut(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def untagged(text: str) -> Tagged:
-    """Tags say how a message is to be sent, and are no part of it. The first that names a message counts."""
+    """Remove the tags, which say how a message is sent and are not part of it. The first `reply_to` tag counts."""
     if "[[" not in text:
         return Tagged(text)
-    text = read_tags(text).shown  # also where nothing is spoken
+    text = read_tags(text).shown  # also if nothing is spoken
     asked = ""
     for tag in _TAG.finditer(text):
         if not asked and "reply_to" in tag[0].casefold():
@@ -73,25 +77,31 @@ def untagged(text: str) -> Tagged:
 
 
 def is_agents_own(envelope: Envelope) -> bool:
-    """Whether an agent wrote it, and not the house about one."""
+    """Whether an agent wrote it itself. False for messages from the server about an agent."""
     return envelope.sender.kind is AddressKind.AGENT and envelope.kind in _AGENTS_WORDS
 
 
 def prefixed(text: str, prefix: str, known: Mapping[str, str]) -> str:
-    """What is not known stays as it is written, so that whoever set it sees it."""
+    """Add the prefix with its variables filled in.
+
+    Unknown variables stay as written, so that the person who set them notices.
+    """
     filled = _VARIABLE.sub(lambda found: known.get(found[1].casefold(), found[0]), prefix)
     return f"{filled} {text}" if filled and text and not text.startswith(filled) else text
 
 
 def variables(prefix: str) -> frozenset[str]:
-    """What a prefix wants to be filled in."""
+    """Return the names of the variables in a prefix."""
     return frozenset(found.casefold() for found in _VARIABLE.findall(prefix))
 
 
 def shape(
     envelope: Envelope, able: Abilities, words: Words = PLAIN_WORDS, setting: Setting = NOTHING_KNOWN
 ) -> tuple[Parcel, ...]:
-    """At least one parcel. The same facts make the same parcels, so that a letter goes on where it was cut off."""
+    """Split an envelope into at least one part.
+
+    The same input gives the same parts, so an interrupted delivery can resume.
+    """
     own = is_agents_own(envelope)
     text = untagged(envelope.text).text if own else envelope.text
     text = prefixed(text, words.prefix, setting.known) if own and words.prefix else text
@@ -128,7 +138,7 @@ def shape(
 
 
 def _files(attached: Sequence[Attachment], able: Abilities) -> tuple[list[Attachment], list[Attachment]]:
-    """Those that the place takes, and those that it does not."""
+    """Return the files that the platform accepts, and those that it does not."""
     sent = [each for each in attached if able.files and takes(each, able)]
     return sent, [each for each in attached if each not in sent]
 
@@ -153,7 +163,7 @@ def _size(size_bytes: int) -> str:
 
 
 def _albums(files: Sequence[Attachment], album_max: int) -> Iterator[tuple[Attachment, ...]]:
-    """In their order; those that are next to each other and of one family together, as many as the place takes."""
+    """Group neighboring files of one media family into albums, in order, up to the platform's maximum."""
     album: list[Attachment] = []
     for file in files:
         if album and (len(album) >= max(1, album_max) or _family(file) != _family(album[0])):
@@ -165,7 +175,7 @@ def _albums(files: Sequence[Attachment], album_max: int) -> Iterator[tuple[Attac
 
 
 def _family(file: Attachment) -> str:
-    """Places put pictures with videos, music with music, and everything else by itself."""
+    """Return the family of files that share an album: pictures with videos, audio with audio, everything else."""
     kind = file.media_type.partition("/")[0]
     return "seen" if kind in ("image", "video") else "heard" if kind == "audio" else "read"
 
@@ -177,7 +187,7 @@ def _fits_beside(text: str, able: Abilities) -> bool:
     return measure(stripped, able.unit) <= able.caption_max and (able.lines or "\n" not in stripped)
 
 
-# --- words ---
+# --- text ---
 
 
 def _pieces(text: str, able: Abilities, words: Words, *, own: bool, parts_max: int) -> list[str]:
@@ -196,7 +206,7 @@ def _pieces(text: str, able: Abilities, words: Words, *, own: bool, parts_max: i
     else:
         mode = words.chunk_mode if own else ChunkMode.LENGTH
         found = chunks(text, limit, unit=able.unit, mode=mode)
-    if len(found) > parts_max and able.lines:  # many short paragraphs: as few messages as can be
+    if len(found) > parts_max and able.lines:  # many short paragraphs: use as few messages as possible
         found = chunks(text, limit, unit=able.unit)
     if len(found) <= parts_max:
         return found

@@ -1,4 +1,4 @@
-"""What a questionnaire may be, whether answers fit it, and the words in which an agent reads them. Pure."""
+"""Validates questionnaires and their answers, and formats both as text. Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ TITLE_LENGTH_MAX = 200
 FIELDS_MAX = 20
 LABEL_LENGTH_MAX = 500
 OPTIONS_MAX = 30
-CHOICES_PRESSED_MAX = 10  # of more than so many, nobody finds theirs among buttons
+CHOICES_PRESSED_MAX = 10  # more buttons are hard to scan
 OPTION_LENGTH_MAX = 200
 ANSWER_LENGTH_MAX = 4_000  # of a text, in characters
-NUMBER_SIZE_MAX = 1e15  # beyond this a number of JSON is no longer the one that was typed
+NUMBER_SIZE_MAX = 1e15  # beyond this, a JSON number may differ from what was typed
 
-# No dot, no @, no slash: a name comes back among the person's words, and must be no address that an agent was given.
+# No dot, @ or slash: a name appears in the person's text and must not look like an address that an agent was given.
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 _WITH_OPTIONS = (FieldKind.CHOICE, FieldKind.SEVERAL)
 _LINES_FOLLOW = "\n  "
 
 
 def check_questions(title: str, fields: Sequence[Field]) -> None:
-    """Refuse what nobody could answer, or what is beyond a bound. Says which field."""
+    """Raise `Invalid` if a question cannot be answered or exceeds a limit. The error names the field."""
     if not title.strip() or len(title) > TITLE_LENGTH_MAX or not is_storable(title):
         raise _unusable("its title", f"a title has 1 to {TITLE_LENGTH_MAX} characters")
     if not 1 <= len(fields) <= FIELDS_MAX:
@@ -50,7 +50,7 @@ def _unusable(what: str, because: str) -> Invalid:
 
 
 def _fault(field: Field) -> str:
-    """What is wrong with a field; empty where nothing is."""
+    """Return what is wrong with a field; empty if nothing is."""
     if not _NAME.fullmatch(field.name):
         return "a name has 1 to 40 lower-case letters, digits and hyphens, and begins with a letter"
     if not field.label.strip() or len(field.label) > LABEL_LENGTH_MAX or not is_storable(field.label):
@@ -86,7 +86,7 @@ def _fault_of_bounds(field: Field) -> str:
 
 
 def choices_of(fields: Sequence[Field]) -> tuple[str, ...]:
-    """Of which one answers all that is asked, where one of a few does."""
+    """Return the choices if a single one of a few answers the whole questionnaire; otherwise none."""
     if len(fields) != 1:
         return ()
     match fields[0].kind:
@@ -99,7 +99,7 @@ def choices_of(fields: Sequence[Field]) -> tuple[str, ...]:
 
 
 def as_shown(title: str, fields: Sequence[Field]) -> str:
-    """A questionnaire as words, for a room. Whoever reads it there answers in words, or by a press."""
+    """Format a questionnaire as text for a channel, where it is answered in free text or with a button."""
     lines = [title]
     for field in fields:
         lines.append(f"- {field.label}" if len(fields) > 1 or field.label != title else "")
@@ -108,7 +108,7 @@ def as_shown(title: str, fields: Sequence[Field]) -> str:
 
 
 def faults(fields: Sequence[Field], answers: Mapping[str, Answer]) -> dict[str, str]:
-    """What is wrong with each answer, by the name of its field. Nothing where all of them fit."""
+    """Return what is wrong with each answer, by field name; empty if all are valid."""
     found = {field.name: fault for field in fields if (fault := _misfit(field, answers.get(field.name)))}
     known = {field.name for field in fields}
     return found | {name[:40]: "nobody asked for this" for name in answers if name not in known}
@@ -164,13 +164,16 @@ def _out_of_bounds(size: float, least: float | None, most: float | None, unit: s
 
 
 def given(fields: Sequence[Field], answers: Mapping[str, Answer]) -> dict[str, Answer]:
-    """The answers in the order of the questions, without what was left out."""
+    """Return the answers in the order of the questions, without empty ones."""
     return {field.name: answers[field.name] for field in fields if not _is_left_out(answers.get(field.name))}
 
 
 def in_words(questionnaire: Questionnaire, answers: Mapping[str, Answer]) -> str:
-    """The person's words to the agent. Of the questions they hold only the names: what an agent wrote, perhaps after
-    reading a stranger's page, does not come back as something that a person has said."""
+    """Format the answers as the person's message to the agent.
+
+    Only the names of the fields appear in it. Labels are the agent's text, possibly written after
+    it read untrusted content. They must not come back as something that a person said.
+    """
     lines = [f"Answers to questionnaire {questionnaire.id[:8]}:"]
     lines += [f"{field.name}: {_word(answers.get(field.name))}" for field in questionnaire.fields]
     return "\n".join(lines)
@@ -187,13 +190,16 @@ def _word(answer: Answer) -> str:
         case float() if answer.is_integer():
             return str(int(answer))
         case str():
-            return answer.replace("\n", _LINES_FOLLOW)  # so that no answer looks like the next field's
+            return answer.replace("\n", _LINES_FOLLOW)  # so that no line of an answer looks like the next field
         case _:
             return str(answer)
 
 
 def trust_of(questionnaire: Questionnaire, answers: Mapping[str, Answer], person: Trust) -> Trust:
-    """The person's. Only an option is the agent's own wording: picked after the agent had read a stranger's words, it
-    is no better than those."""
+    """Return the trust of the answers: the person's, unless an option was picked.
+
+    Options are the agent's text. If the agent had read untrusted content before, a picked option is
+    untrusted too.
+    """
     picked = any(field.kind in _WITH_OPTIONS and field.name in answers for field in questionnaire.fields)
     return Trust.UNTRUSTED if picked and questionnaire.trust is Trust.UNTRUSTED else person

@@ -1,10 +1,12 @@
-"""Whether an answer is spoken, and which words of it. Pure: the answer and the settings in, a decision out.
+"""Decides whether an answer is spoken, and which text of it.
 
-An agent's tags are taken out of what is shown, whatever comes of them:
+Pure: the answer and the settings in, a decision out.
+
+An agent's tags are always removed from the visible text:
 
     [[tts]]                                    speak this answer
-    [[tts:voice=alloy]]                        and so
-    [[tts:text]]Good morning![[/tts:text]]     and say these words in its place
+    [[tts:voice=alloy]]                        speak it with this voice
+    [[tts:text]]Good morning![[/tts:text]]     speak this text instead
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ VALUE_CHARS_MAX = 64
 TAGS_MAX = 16
 
 _OPEN, _CLOSE, _END = "[[tts", "]]", "[[/tts:text]]"
-_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")  # begins as no option of a program does
-# Each looks at a bounded number of characters from where it begins: a text of brackets costs no more than its length.
+# Cannot begin with a dash, so it is never read as a program's option.
+_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
+# Each pattern reads a limited number of characters per match, so a text full of brackets takes linear time.
 _FENCE = re.compile(r"^ {0,3}(```|~~~)")
 _LINK = re.compile(r"!?\[([^\[\]\n]{0,500})\]\(([^()\s]{0,2000})\)")
 _URL = re.compile(r"\bhttps?://([^\s/<>]{1,253})\S{0,2000}")
@@ -32,7 +35,7 @@ _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n", "\n\n")
 
 
 class Tagged(Struct, frozen=True, kw_only=True):
-    """An answer without its tags. `asked`: it bore some; `said` are words to speak in its place."""
+    """An answer without its tags. `is_requested`: it had some. `spoken_text` is to be spoken instead of the answer."""
 
     shown: str
     asked: bool = False
@@ -41,17 +44,17 @@ class Tagged(Struct, frozen=True, kw_only=True):
 
 
 class Speech(Struct, frozen=True, kw_only=True):
-    """What is decided for one answer. `words` is empty where it is not spoken, and `because` says why."""
+    """The decision for one answer. `spoken_text` is empty if it is not spoken; `because` gives the reason."""
 
     shown: str
     words: str = ""
-    long: bool = False  # to be told in short first
+    long: bool = False  # to be summarized first
     overrides: Mapping[str, str] = {}
     because: str = ""
 
 
 def read_tags(text: str) -> Tagged:
-    """Take the tags out. What is no whole tag stays as it is written."""
+    """Extract the tags from a text. An incomplete tag stays as written."""
     shown: list[str] = []
     said: list[str] = []
     overrides: dict[str, str] = {}
@@ -81,7 +84,7 @@ def read_tags(text: str) -> Tagged:
 
 
 def _overrides(inside: str) -> dict[str, str] | None:
-    """What a tag sets, most often nothing; None where it is no tag."""
+    """Return the overrides that a tag sets, usually none; None if it is not a tag."""
     if not inside:
         return {}
     key, equals, value = inside.removeprefix(":").partition("=")
@@ -90,7 +93,10 @@ def _overrides(inside: str) -> dict[str, str] | None:
 
 
 def decide(settings: SpeechSettings, text: str, *, answers_voice: bool, has_sound: bool = False) -> Speech:
-    """Whether an answer is spoken. `answers_voice`: it answers a voice message; `has_sound`: it bears one already."""
+    """Decide whether an answer is spoken.
+
+    `answers_voice`: it answers a voice message. `has_sound`: it already has an audio attachment.
+    """
     tagged = read_tags(text)
     wanted = {
         SpeechMode.OFF: False,
@@ -122,14 +128,14 @@ def decide(settings: SpeechSettings, text: str, *, answers_voice: bool, has_soun
 
 
 def order(settings: SpeechSettings, overrides: Mapping[str, str]) -> tuple[str, ...]:
-    """Which programs are tried, in the order of the settings; one that a tag names goes before the others."""
+    """Return the speech programs to try, in the order of the settings. One that a tag names goes first."""
     names = tuple(settings.speakers)
     first = overrides.get("provider", "")
     return (first, *(name for name in names if name != first)) if first in settings.speakers else names
 
 
 def spoken_words(text: str) -> str:
-    """A text as it would be read aloud: no code, no marks, of an address only its host."""
+    """Return the text as it would be read aloud: no code, no markup, only the host of a URL."""
     kept: list[str] = []
     fence = ""
     for line in text.splitlines():
@@ -147,7 +153,7 @@ def spoken_words(text: str) -> str:
 
 
 def cut(text: str, chars_max: int) -> str:
-    """Its beginning, to the end of a sentence where there is one in its second half."""
+    """Return the beginning of a text, up to the end of a sentence if one ends in its second half."""
     if len(text) <= chars_max:
         return text
     head = text[:chars_max]

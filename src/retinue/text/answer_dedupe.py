@@ -1,17 +1,19 @@
-"""What of an answer was said before in the same room. Pure."""
+"""Removes from an answer the text that its run has already sent to the same channel. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-REPEATED_CHARS_MIN = 10  # what is shorter may well be said twice: "Yes.", "Done."
+REPEATED_CHARS_MIN = 10  # shorter texts are often repeated on purpose: "Yes.", "Done."
 
 _BLANKS = re.compile(r"\s+")
 
 
 def unsaid(text: str, said: Iterable[str]) -> str:
-    """The answer without the words that its run has already sent there itself; empty where there were no others."""
+    """Return the answer without the texts that its run has already sent to the channel; empty if
+    nothing else is left.
+    """
     rest = text
     for words in said:
         plain, before = _plain(rest), _plain(words)

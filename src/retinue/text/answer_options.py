@@ -1,7 +1,8 @@
-"""How a question can be answered in a room: which answers there are, what a button bears, what a number means. Pure.
+"""The ways to answer a question in a channel: its options, button data and option numbers.
 
-A button bears the id of the question as it was put to that one room: 32 digits that nobody can foresee, and that mean
-nothing in any other room. Who pressed it, and whether they may, is judged when it is pressed.
+Pure. A button carries the id of the question as asked in that one channel: 32 unpredictable hex digits
+that are invalid in any other channel. Who pressed it, and whether they may answer, is checked at
+the press.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from retinue.domain.grant import GrantScope
 from retinue.domain.ids import ID_LENGTH, EnvelopeId, derived, short
 
 DENY = "deny"
-IN_ROOM = "question/room"  # as what a question stands in a room
+IN_ROOM = "question/room"  # derives the id of the envelope that asks the question in a channel
 
 PICK = "pick"
 
@@ -24,7 +25,7 @@ _DATA = re.compile(rf"([a-z]{{1,16}}[0-9]{{0,2}}):([0-9a-f]{{{ID_LENGTH}}})")
 
 
 class Option(Struct, frozen=True):
-    """One answer. `scope` is None for a no, and for a choice of a questionnaire."""
+    """One answer to a question. `scope` is None for a denial and for a choice of a questionnaire."""
 
     label: str
     word: str
@@ -40,12 +41,14 @@ _LONGER = (
 
 
 def question_in_room(approval: str) -> EnvelopeId:
-    """The envelope with which an approval is put to a room."""
+    """Return the id of the envelope that asks an approval question in a channel."""
     return EnvelopeId(derived(approval, IN_ROOM))
 
 
 def options(question: Envelope) -> tuple[Option, ...]:
-    """Which answers a question offers, in the order of its numbers: those that it names itself."""
+    """Return the answers that a question offers, in the order of their numbers: only those that its
+    text or context names.
+    """
     if question.context.questionnaire:
         return tuple(Option(each, f"{PICK}{number}", None) for number, each in enumerate(question.context.choices))
     if question.kind is not Kind.APPROVAL or not question.context.approval:
@@ -56,7 +59,10 @@ def options(question: Envelope) -> tuple[Option, ...]:
 
 
 def buttons(question: Envelope) -> tuple[tuple[Button, ...], ...]:
-    """What can be pressed below it, in rows: yes and no, and below them for how long else. A choice has its own row."""
+    """Return the rows of buttons below a question: allow and deny, then longer grants.
+
+    A questionnaire choice has its own row.
+    """
     offered = [Button(each.label, f"{each.word}:{question.id}") for each in options(question)]
     if question.context.questionnaire:
         return tuple((each,) for each in offered)
@@ -64,7 +70,7 @@ def buttons(question: Envelope) -> tuple[tuple[Button, ...], ...]:
 
 
 def read_press(data: str) -> tuple[str, EnvelopeId] | None:
-    """The word and the question that a button bore; None where it is none of ours."""
+    """Return the option keyword and the question id of a pressed button; None if the data is not ours."""
     found = _DATA.fullmatch(data)
     return (found[1], EnvelopeId(found[2])) if found else None
 
@@ -79,8 +85,8 @@ def by_number(question: Envelope, number: int) -> Option | None:
 
 
 def numbers(question: Envelope) -> str:
-    """What stands below a question where nothing can be pressed."""
-    if question.context.questionnaire:  # it is answered in words there, which its agent reads
+    """Return the line that lists the numbered options, for platforms without buttons."""
+    if question.context.questionnaire:  # answered there in free text, which its agent reads
         return ""
     offered = [f"{number}: {each.label}" for number, each in enumerate(options(question), start=1)]
     return f"Or answer with a number. {', '.join(offered)}" if offered else ""

@@ -1,8 +1,8 @@
-"""What a person is shown before they decide: the exact calls, with nothing in them that hides or pretends.
+"""Text of an approval question: the exact calls, with nothing in them that can hide or mislead.
 
-Pure. Arguments come from a model, and from whoever wrote what it has read. They are shown as JSON on one line each,
-every character that cannot be seen as its number. What is too long is cut, and says so outside of its quotes, where no
-argument can write.
+Pure. Arguments come from a model, and from the authors of everything it has read. Each is shown as
+JSON on one line, with every invisible character escaped. A cut is noted outside the quotes, where
+no argument can write.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 from retinue.domain.permission import Permission
 from retinue.domain.tool import Call
 
-VALUE_CHARS_MAX = 2_000  # of one argument
-VALUE_TAIL_CHARS = 500  # of these, from its end: what matters may stand there
-ARGUMENTS_SHOWN_MAX = 40  # of one call
-CALLS_CHARS_MAX = 16_000  # of all calls together
-WORDS_CHARS_MAX = 1_000  # of a reason
+VALUE_CHARS_MAX = 2_000  # per argument
+VALUE_TAIL_CHARS = 500  # of these, taken from the end: the important part may be there
+ARGUMENTS_SHOWN_MAX = 40  # per call
+CALLS_CHARS_MAX = 16_000  # all calls together
+WORDS_CHARS_MAX = 1_000  # per reason
 PERMISSIONS_SHOWN_MAX = 20
 ALL_OF_IT = "all of it: retinue status"
 
-# Printable, says Unicode, and yet nothing is to be seen: fillers, joiners, blanks, marks that only choose a variant.
+# Unicode calls these printable, but they show nothing: fillers, joiners, blanks, variation selectors.
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0") | {
-    *(chr(code) for code in range(0xFE00, 0xFE0F)),  # U+FE0F alone is in many an honest emoji
+    *(chr(code) for code in range(0xFE00, 0xFE0F)),  # U+FE0F is missing: legitimate emoji use it
     *(chr(code) for code in range(0xE0100, 0xE01F0)),
 }
 
 
 def seen(text: str) -> str:
-    """The same text in one line, with every character that a person would not see as its number."""
+    """Return the text on one line, with every invisible character as its escape sequence."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(char if char.isprintable() and char not in _BLANK else _number(char) for char in text)
@@ -43,7 +43,7 @@ def _number(char: str) -> str:
 
 
 def words(text: str) -> str:
-    """Somebody's words, in one line and not too many."""
+    """Return the text on one line, shortened to `REASON_CHARS_MAX`."""
     shown = seen(text.strip())
     return shown if len(shown) <= WORDS_CHARS_MAX else f"{shown[:WORDS_CHARS_MAX]} [cut]"
 
@@ -86,7 +86,7 @@ def _block(call: Call) -> list[str]:
 
 
 def what(calls: Sequence[Call], would_grant: Sequence[Permission]) -> str:
-    """What was asked for, in a few words."""
+    """Return a short summary of the request: the names of the tools, or else the permissions."""
     named = list(dict.fromkeys(call.tool for call in calls)) or [str(each) for each in would_grant]
     return words(", ".join(named))
 
@@ -104,8 +104,11 @@ def question(
     until: datetime,
     always: bool,
 ) -> str:
-    """`id_` is the short one. `asker` is the agent's name; `background` says that nobody sits behind its session.
-    `always`: whoever is asked may grant for good."""
+    """Return the text of an approval question.
+
+    `id_` is the short id and `asker` the agent's name. `is_background`: no person takes part in its
+    session. `can_grant_always`: the person who is asked may grant for good.
+    """
     whose = f"{asker}, which works in the background," if background else asker
     for_longer = f"/allow {id_} session" + (f", or /allow {id_} always" if always else "")
     if calls:
@@ -125,7 +128,7 @@ def question(
 
 
 def _named(permissions: Sequence[Permission]) -> str:
-    """Each as a whole: a path that is cut is another path."""
+    """Format the permissions, each in full: a shortened path is another path."""
     named = [seen(str(each)) for each in permissions[:PERMISSIONS_SHOWN_MAX]]
     more = len(permissions) - len(named)
     return ", ".join(named) + (f" [cut: {more} more are not shown here]" if more else "")

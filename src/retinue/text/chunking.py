@@ -1,8 +1,8 @@
-"""A text that is longer than a place takes at once, cut where a reader would pause.
+"""Splits a text that exceeds a platform's message limit where a reader would pause.
 
-Lengths are counted as the place counts them. A cut falls between paragraphs, else between lines, sentences or words,
-and in the middle of a word only where there is nothing else. What stands in a code fence stays in one: it is closed
-before a cut, and opened again behind it.
+Lengths are counted as the platform counts them. A cut falls between paragraphs, else between lines,
+sentences or words. It falls inside a word only if there is no other way. Code stays in a code
+fence: the fence is closed before a cut and reopened after it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from msgspec import Struct
 from retinue.domain.delivery_part import Unit
 from retinue.domain.reply_delivery import Break, ChunkMode
 
-LIMIT_MIN = 8  # no place takes less: a fence, a letter of four bytes
+LIMIT_MIN = 8  # no platform has a lower limit: room for a fence and a character of four bytes
 ENTITY_CHARS_MAX = 32
-FENCE_SHARE_MAX = 4  # an opening line that takes more than this part of a message is not repeated in the next one
-SEQUENCE_CHARS_MAX = 64  # of one letter with all its marks; what is longer was made to be
+FENCE_SHARE_MAX = 4  # an opening line longer than this fraction (1/n) of a message is not repeated in the next one
+SEQUENCE_CHARS_MAX = 64  # of one character with all its combining marks; a longer sequence is not natural text
 
 _FENCE = re.compile(r"^ {0,3}(`{3,}(?=[^`\n]*$)|~{3,})([^\n]*)$", re.MULTILINE)
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
@@ -30,18 +30,18 @@ _GAP = re.compile(r"\s*\n|[ \t]+")
 
 
 class _Fence(Struct, frozen=True, kw_only=True):
-    """A block of code: where its lines begin and end in the text."""
+    """A fenced code block: the offsets of its lines in the text."""
 
     start: int
     body: int
-    closing: int  # where its closing line begins; the end of the text where there is none
+    closing: int  # where its closing line begins; the end of the text if there is none
     end: int
     opener: str
     closer: str
 
 
 def measure(text: str, unit: Unit) -> int:
-    """How long a place says that a text is."""
+    """Return the length of a text as the platform counts it."""
     match unit:
         case Unit.CHARACTERS:
             return len(text)
@@ -60,8 +60,11 @@ def chunks(
     prefer: Break = Break.PARAGRAPH,
     least: int | None = None,
 ) -> list[str]:
-    """The text in pieces of at most `limit`. A pause is taken for a cut only where the piece is then at least `least`
-    long, which is half of the limit if nothing else is said. A text of nothing but blanks has no pieces."""
+    """Return the text in pieces of at most `limit`.
+
+    A pause is used as a cut only if the piece is then at least `min_length` long (default: half of the
+    limit). A blank text has no pieces.
+    """
     if limit < LIMIT_MIN:
         raise ValueError(f"no text fits into {limit} {unit.value}")
     if not text.strip():
@@ -71,7 +74,7 @@ def chunks(
 
 
 def clipped(text: str, limit: int, *, unit: Unit) -> str:
-    """As much of a text as fits, with a sign where something is missing."""
+    """Return as much of a text as fits, with an ellipsis if something was removed."""
     if measure(text, unit) <= limit:
         return text
     end = _fit(text, 0, limit - measure("…", unit), unit)
@@ -79,7 +82,7 @@ def clipped(text: str, limit: int, *, unit: Unit) -> str:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Each paragraph for itself. A block of code is one, whatever blank lines it has."""
+    """Yield each paragraph. A code block is one paragraph, even with blank lines in it."""
     fences, start = _fences(text), 0
     for found in _PARAGRAPH.finditer(text):
         if found.start() < start or _around(fences, found.start()) is not None:
@@ -117,14 +120,14 @@ def _fence(text: str, opened: re.Match[str], closing: int, end: int) -> _Fence:
 
 
 def _around(fences: list[_Fence], at: int) -> _Fence | None:
-    """The block of code that a cut here would fall into."""
+    """Return the code block that a cut at this offset would split."""
     index = bisect_right(fences, at, key=lambda fence: fence.start) - 1
     fence = fences[index] if index >= 0 else None
     return fence if fence is not None and fence.start < at < fence.end else None
 
 
 class _Cutter:
-    """Goes through one text from its beginning to its end."""
+    """Splits one text, from start to end."""
 
     def __init__(self, text: str, limit: int, unit: Unit, prefer: Break, least: int | None) -> None:
         self._text = text
@@ -132,14 +135,14 @@ class _Cutter:
         self._unit = unit
         self._prefer = prefer
         self._least = limit // 2 if least is None else min(least, limit)
-        # A long opening line would eat up each message that repeats it: such code is cut like any text.
+        # A long opening line would fill each message that repeats it. Such code is split like other text.
         bound = limit // FENCE_SHARE_MAX
         fences = _fences(text) if "```" in text or "~~~" in text else []
         self._fences = [each for each in fences if measure(each.opener + each.closer, unit) + 2 <= bound]
 
     def pieces(self) -> Iterator[str]:
         text, start = self._text, 0
-        inside: _Fence | None = None  # the block that was cut, and goes on here
+        inside: _Fence | None = None  # the code block that was cut and continues in this piece
         while start < len(text):
             head = f"{inside.opener}\n" if inside is not None else ""
             room = self._limit - measure(head, self._unit)
@@ -155,27 +158,27 @@ class _Cutter:
             inside = fence if fence is not None and start < fence.closing else None
 
     def _closed(self, rest: str, inside: _Fence | None, room: int) -> str:
-        """The last piece. Code that was never closed is, where it was opened by us and there is room."""
+        """Return the last piece. If the code block we reopened was never closed, close it when there is room."""
         if inside is None or inside.closing < len(self._text):
             return rest
         whole = f"{rest.rstrip()}\n{inside.closer}"
         return whole if measure(whole, self._unit) <= room else rest
 
     def _cut(self, start: int, end: int, fence: _Fence | None) -> tuple[str, int]:
-        """A piece, and where the next begins. Blanks at a cut go, but for those that code is indented with."""
+        """Return a piece, and where the next begins. Whitespace at a cut is dropped, except the indentation of code."""
         text = self._text
         if fence is None:
             gap = _GAP.match(text, end)
             return text[start:end].rstrip(), gap.end() if gap else end
         piece = text[start:end].removesuffix("\n")
         following = end + 1 if text.startswith("\n", end) and not text.startswith("\n", end - 1) else end
-        if following >= fence.closing:  # all of the code is out: its own closing line is not needed any more
+        if following >= fence.closing:  # all of the code is out, so its own closing line is not needed
             gap = _GAP.match(text, fence.end)
             following = gap.end() if gap else fence.end
         return piece, following
 
     def _pause(self, start: int, room: int) -> tuple[int, _Fence | None]:
-        """Where to cut, and the block of code that it cuts."""
+        """Return where to cut, and the code block that the cut splits."""
         end = _fit(self._text, start, room, self._unit)
         fence = _around(self._fences, end)
         if fence is None:
@@ -187,7 +190,7 @@ class _Cutter:
             if fence.start > start and self._text[start : fence.start].strip():
                 return fence.start, None  # before the code, not in its first line
         end = _fit(self._text, start, room - measure(f"\n{fence.closer}", self._unit), self._unit)
-        if end <= fence.body:  # there is no room for any of it here
+        if end <= fence.body:  # no room for any of the code in this piece
             return (fence.start, None) if fence.start > start else (self._hard(start, end), None)
         end = min(end, max(fence.closing - 1, fence.body))
         return self._in_code(max(start, fence.body), end), fence
@@ -196,7 +199,10 @@ class _Cutter:
         return min(self._least, (end - start) // 2) if self._least >= end - start else self._least
 
     def _between(self, start: int, end: int) -> int:
-        """The last pause before `end` that leaves a piece of some length: of the kind that is wanted, or the next."""
+        """Return the last break before `end` that leaves a long enough piece.
+
+        Tries the preferred kind first, then finer ones.
+        """
         text, floor = self._text, start + self._floor(start, end)
         kinds = list(Break)
         for kind in kinds[kinds.index(self._prefer) :]:
@@ -219,7 +225,7 @@ class _Cutter:
                 return max((at for at in found if at <= end), default=-1)
 
     def _in_code(self, start: int, end: int) -> int:
-        """Behind the last line that fits; in the middle of one only where it is longer than a message."""
+        """Return the end of the last line that fits. Cuts inside a line only if it is longer than a message."""
         at = self._text.rfind("\n", start + 1, end + 1)
         return at if at > start else self._hard(start, end)
 
@@ -228,7 +234,7 @@ class _Cutter:
 
 
 def _fit(text: str, start: int, room: int, unit: Unit) -> int:
-    """The furthest end that fits, from `start`."""
+    """Return the furthest end that fits, from `start`."""
     end = min(start + max(room, 1), len(text))
     if unit is Unit.CHARACTERS or text[start:end].isascii():
         return end
@@ -247,8 +253,9 @@ def _width(char: str, unit: Unit) -> int:
 
 
 def _safe(text: str, start: int, end: int) -> int:
-    """The last place up to `end` where nothing is torn that belongs together: a letter and its marks, the parts of one
-    emoji, a flag, an entity."""
+    """Return the last offset up to `end` that splits no grapheme cluster (combining marks, emoji,
+    flags) and no HTML entity.
+    """
     at = end
     while at > start and end - at < SEQUENCE_CHARS_MAX and _tears(text, at):
         at -= 1
@@ -266,7 +273,7 @@ def _is_pair(text: str, at: int) -> bool:
 
 
 def _tears(text: str, at: int) -> bool:
-    """Whether the letters left and right of here are one to a reader."""
+    """Whether a cut here would split one grapheme cluster."""
     if not 0 < at < len(text):
         return False
     left, right = text[at - 1], text[at]

@@ -1,11 +1,11 @@
-"""Secrets are masked wherever words leave the place they belong to: logs, prompts, results of tools, channels, errors.
+"""Redacts secrets from text: logs, prompts, tool results, channel messages, errors.
 
-Two ways. By value: what the house knows to be a secret, as it is and in the forms in which it is usually written down
-(in an address, in JSON, in HTML, in base64, in hex), is replaced by `[secret:NAME]`. By shape: what looks like a key of
-a well-known kind is one, whoever's it is.
+There are two ways. By value: a secret known to the server is replaced by `[secret:NAME]`, in plain
+form and in the usual encodings (URL, JSON, HTML, base64, hex). By pattern: text that looks like a
+key of a well-known kind is replaced, even if the secret is unknown.
 
-This is a net, not a wall. Who can run code over a secret can turn it into something that nobody recognises; what keeps
-secrets from agents is that they cannot reach them.
+This is a safety net, not a boundary. Code that can read a secret can transform it beyond
+recognition. Agents are kept from secrets by having no access to them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from urllib.parse import quote, quote_plus
 from retinue.domain.errors import RetinueError
 from retinue.domain.storable_text import escaped
 
-SECRET_CHARS_MIN = 8  # what is shorter could be any word
+SECRET_CHARS_MIN = 8  # a shorter one could be any word
 SECRET_CHARS_MAX = 64 * 1024
 SECRETS_MAX = 1_000
-FORMS_CHARS_MAX = 8 * 1024 * 1024  # of all forms of all secrets together
-RUN_CHARS_MIN = 16  # of a word in a secret of several lines, to be masked by itself
+FORMS_CHARS_MAX = 8 * 1024 * 1024  # all forms of all secrets together
+RUN_CHARS_MIN = 16  # of a word in a secret of several lines, to be redacted alone
 BASE64_LINE_CHARS = 76
 NAME_CHARS_MAX = 64
-ACROSS_CHARS = SECRET_CHARS_MAX  # looked at on either side of a part, for what lies across its ends
+ACROSS_CHARS = SECRET_CHARS_MAX  # read on either side of a part, to find secrets that span its ends
 
 E = TypeVar("E", bound=RetinueError)
 
@@ -36,7 +36,7 @@ _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.:@-]+")
 
 
 def mark(name: str) -> str:
-    """What stands in a secret's place. It is the same each time, so that two who read it mean the same one."""
+    """Return the text that replaces a secret. It is always the same, so that two readers mean the same secret."""
     return f"[secret:{_UNNAMEABLE.sub('-', name)[:NAME_CHARS_MAX] or 'unnamed'}]"
 
 
@@ -44,7 +44,10 @@ def mark(name: str) -> str:
 
 
 def forms_of(value: str) -> frozenset[str]:
-    """How a secret may be written down. Of one with several lines, each long word of letters and digits is one too."""
+    """Return the forms in which a secret may appear in text.
+
+    Each long alphanumeric word of a multi-line secret counts too.
+    """
     forms = {form for part in _parts(value) for form in _written(part)}
     return frozenset(form for form in forms if len(form) >= SECRET_CHARS_MIN)
 
@@ -64,7 +67,8 @@ def _written(value: str) -> Iterator[str]:
     for ascii_only in (False, True):
         yield json.dumps(value, ensure_ascii=ascii_only)[1:-1]
     yield escaped(value)
-    yield escaped(value).replace("&quot;", '"').replace("&#x27;", "'")  # as it stands between tags
+    # inside an HTML element, where quotes stay unescaped
+    yield escaped(value).replace("&quot;", '"').replace("&#x27;", "'")
     yield value.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     raw = value.encode(errors="surrogatepass")
     for safe in ("", "/"):
@@ -82,23 +86,27 @@ def _lower_hex(encoded: str) -> str:
 
 
 def _base64(raw: bytes) -> Iterator[str]:
-    """By itself, and in something longer, where it can fall into the groups of four in three ways."""
+    """Yield the base64 forms: encoded alone, and embedded in longer data at each of the three alignments."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         whole = encode(raw).decode()
         yield whole
         yield whole.rstrip("=")
-        if len(whole) > BASE64_LINE_CHARS:  # as `base64` breaks it into lines
+        if len(whole) > BASE64_LINE_CHARS:  # the `base64` command wraps its lines at this length
             yield from (whole[at : at + BASE64_LINE_CHARS] for at in range(0, len(whole), BASE64_LINE_CHARS))
         for before in range(3):
             encoded = encode(b"\0" * before + raw).decode()
-            first = (before * 8 + 5) // 6  # the first letter that says something of the secret alone
+            first = (before * 8 + 5) // 6  # the first character that depends on the secret alone
             last = (before + len(raw)) * 8 // 6
             yield encoded[first:last]
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Everything to look for. `heads` finds where one may begin; `by_head` says which, the longest first."""
+    """The search index of all known secrets.
+
+    `heads` finds where a form may begin. `by_head` lists the forms with that beginning, the longest
+    first.
+    """
 
     heads: re.Pattern[str] | None = None
     by_head: Mapping[str, tuple[tuple[int, Mapping[str, str]], ...]] = field(
@@ -109,7 +117,7 @@ class _Known:
 
 
 def _compiled(secrets: Iterable[tuple[str, str]]) -> _Known:
-    found: dict[str, str] = {}  # a form, and what stands in its place
+    found: dict[str, str] = {}  # form -> placeholder
     names: set[str] = set()
     unmasked: set[str] = set()
     room = FORMS_CHARS_MAX
@@ -123,7 +131,7 @@ def _compiled(secrets: Iterable[tuple[str, str]]) -> _Known:
             continue
         room -= size
         names.add(name)
-        # A name may hold what it is to hide.
+        # The name itself may contain a secret value.
         instead = mark("unnamed" if any(each in mark(name) for each in values) else name)
         for form in forms:
             found.setdefault(form, instead)
@@ -141,12 +149,15 @@ def _compiled(secrets: Iterable[tuple[str, str]]) -> _Known:
 
 
 def _alternation(words: list[str]) -> str:
-    """One expression for many words of one length, branching letter by letter: a place in a text is given up as soon as
-    no word goes on from there, however many words there are."""
+    """Return one regular expression for many words of equal length, built as a trie.
+
+    A position in a text is rejected as soon as no word continues there, however many words there
+    are.
+    """
     if len(words) == 1:
         return re.escape(words[0])
     shared = 0
-    while words[0][shared : shared + 1] and words[0][shared] == words[-1][shared]:  # they are in order
+    while words[0][shared : shared + 1] and words[0][shared] == words[-1][shared]:  # the words are sorted
         shared += 1
     branches: dict[str, list[str]] = {}
     for word in words:
@@ -156,7 +167,7 @@ def _alternation(words: list[str]) -> str:
 
 
 def _by_value(text: str, known: _Known) -> str:
-    """One pass: after each secret that is found, on behind it."""
+    """Replace known secrets in one pass. The search continues after each match."""
     if known.heads is None:
         return text
     pieces: list[str] = []
@@ -175,17 +186,19 @@ def _by_value(text: str, known: _Known) -> str:
     return "".join((*pieces, text[done:])) if pieces else text
 
 
-# --- by shape ---
+# --- by pattern ---
 
 
 def _begins(with_: str, rest: str) -> re.Pattern[str]:
-    """A shape that begins with these letters and is no part of a longer word. The letters come first in the expression,
-    so that a text without them is passed over quickly."""
+    """Return a pattern that starts with this prefix and is not part of a longer word.
+
+    The prefix comes first in the expression, so a text without it is rejected quickly.
+    """
     return re.compile(rf"{re.escape(with_)}(?<![\w-]{re.escape(with_)}){rest}")
 
 
 _HAS_DIGIT = r"(?=[\w-]{0,200}\d)"
-# Letters that must be there, the shape, its name. Each goes on in one run after its beginning: nothing to go back for.
+# Required substring, pattern, name. After its prefix each pattern matches a single run, so there is no backtracking.
 SHAPES: tuple[tuple[str, re.Pattern[str], str], ...] = (
     ("sk-", _begins("sk-", rf"{_HAS_DIGIT}[\w-]{{16,}}"), "api-key"),
     ("sk_live_", _begins("sk_live_", r"\w{8,}"), "api-key"),
@@ -220,7 +233,7 @@ _KEY_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s]|\\[nr])*")
 
 
 def by_shape(text: str) -> str:
-    """The text without what looks like a key of a well-known kind, and without bearer tokens and private keys."""
+    """Return the text without well-known kinds of keys, bearer tokens and private keys."""
     for letters, shape, name in SHAPES:
         if letters in text:
             text = shape.sub(mark(name), text)
@@ -230,7 +243,7 @@ def by_shape(text: str) -> str:
 
 
 def _without_private_keys(text: str) -> str:
-    """From a key's first line to its last, or as far as what follows could be of it."""
+    """Replace private keys, from the BEGIN line to the END line, or to the end of what could be key data."""
     pieces: list[str] = []
     done = end = 0
     while (begin := text.find(_KEY_BEGINS, done)) >= 0:
@@ -241,14 +254,18 @@ def _without_private_keys(text: str) -> str:
             continue
         pieces += (text[done:begin], mark("private-key"))
         body = title + len(_KEY_TITLE)
-        if 0 <= end < body:  # looked for once for all that begin before it: a text of beginnings is read once, too
+        if 0 <= end < body:  # one search serves all BEGIN lines before it, so a text full of BEGIN lines stays linear
             end = text.find(_KEY_ENDS, body)
         done = _end_of_key(text, body, end)
     return "".join((*pieces, text[done:]))
 
 
 def _end_of_key(text: str, body: int, end: int) -> int:
-    """`end` is where the next last line of a key begins, if there is one. What begins before it has lost its own."""
+    """Return where a key ends.
+
+    `end` is the offset of the next END line, or -1. A BEGIN line before it means the key has no
+    END.
+    """
     if end >= 0 and text.find(_KEY_BEGINS, body, end) < 0:
         title = text.find(_KEY_TITLE, end, end + _TITLE_CHARS_MAX)
         if title >= 0:
@@ -258,7 +275,7 @@ def _end_of_key(text: str, body: int, end: int) -> int:
 
 
 class Masks:
-    """What the house knows to be secret, as it is now. Asked from any thread; what is known is exchanged as a whole."""
+    """Redacts the secrets that the server knows. Safe to use from any thread: the index is replaced as a whole."""
 
     __slots__ = ("_known",)
 
@@ -266,25 +283,25 @@ class Masks:
         self._known = _compiled((secrets or {}).items())
 
     def replace(self, secrets: Mapping[str, str]) -> None:
-        """Know these from now on, by name, and no others."""
+        """Replace all known secrets by these (name to value)."""
         self._known = _compiled(secrets.items())
 
     def mask(self, text: str) -> str:
-        """The text with a mark in the place of each secret. One pass for values, however many there are."""
+        """Return the text with a placeholder for each secret. Values take one pass, however many there are."""
         return by_shape(_by_value(text, self._known))
 
     def mask_values(self, text: str) -> str:
-        """Only what the house knows: for words in which what merely looks like a key is to stay."""
+        """Redact known values only, for texts in which strings that merely look like keys must stay."""
         return _by_value(text, self._known)
 
     @property
     def names(self) -> frozenset[str]:
-        """Whose values are masked."""
+        """Names of the secrets that are redacted."""
         return self._known.names
 
     @property
     def unmasked(self) -> frozenset[str]:
-        """Those that are too short to be told from any other word, or too long, or too many."""
+        """Names of the secrets that are not redacted: too short to be distinctive, too long, or too many."""
         return self._known.unmasked
 
     def __repr__(self) -> str:
@@ -292,17 +309,19 @@ class Masks:
 
 
 def masked_part(text: str, begin: int, end: int, mask: Callable[[str], str]) -> str:
-    """A part of a text, for whoever shows a long one piece by piece: a secret that lies across an end of it is masked
-    as well, where half of it would not be known for one."""
+    """Return a part of a text, redacted, for callers that show a long text piece by piece.
+
+    A secret that spans an end of the part is redacted too. Half of it would not be recognized.
+    """
     before, after = text[max(0, begin - ACROSS_CHARS) : begin], text[end : end + ACROSS_CHARS]
     whole = mask(before + text[begin:end] + after)
-    # What is masked alike with and without its neighbour does not reach across.
+    # Text that is redacted the same with and without its neighbor does not span the boundary.
     whole = whole[_alike(mask(before), whole) :]
     return whole[: len(whole) - _alike(mask(after)[::-1], whole[::-1])]
 
 
 def _alike(one: str, other: str) -> int:
-    """How many characters they begin with in common."""
+    """Return the length of the common prefix."""
     if other.startswith(one):
         return len(one)
     pairs = enumerate(zip(one, other, strict=False))
@@ -310,7 +329,7 @@ def _alike(one: str, other: str) -> int:
 
 
 def masked_error(error: E, mask: Callable[[str], str]) -> E:
-    """The same error, in words that can be shown at any door."""
+    """Redact the texts of an error in place, and return it."""
     error.sentence, error.because, error.try_this = map(mask, (error.sentence, error.because, error.try_this))
     error.args = (error.sentence,)
     return error

@@ -1,7 +1,7 @@
-"""Reading a command line that means the same to us and to a shell: words, and how one command follows another.
+"""Parses a command line that has only one meaning: words, and how one command follows another.
 
-Whatever a shell would expand, redirect, substitute or run beside is refused, in every form of quoting. What is left has
-one meaning, so the argv that a rule judges is the argv that runs.
+Everything that a shell would expand, redirect, substitute or run in the background is refused, in
+every form of quoting. So the argv that a rule judges is the argv that runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u20
 _ESCAPED_IN_DOUBLE = '$`"\\'
 _SAFE = re.compile(r"[A-Za-z0-9_./:,@%+=-]+")
 
-# What a shell makes of a character that stands outside all quotes.
+# The meaning of a character to a shell, outside all quotes.
 _MEANING = {
     "$": "it has an expansion",
     "`": "it has a command substitution",
@@ -53,7 +53,7 @@ class Follows(StrEnum):
 
 
 class Part(Struct, frozen=True):
-    """One command of a line. `follows` is None for the first."""
+    """One command of a command line. `operator` is None for the first."""
 
     argv: tuple[str, ...]
     follows: Follows | None = None
@@ -64,23 +64,26 @@ class Line(Struct, frozen=True):
 
     @property
     def argv(self) -> tuple[str, ...] | None:
-        """Of the one command there is; None where there are several."""
+        """The argv if there is only one command; otherwise None."""
         return self.parts[0].argv if len(self.parts) == 1 else None
 
 
 class NotPlain(Invalid):
-    """A line that only a shell can say the meaning of."""
+    """A command line that uses shell syntax."""
 
     code = "command.not-plain"
 
 
 def parse(command: str) -> Line:
-    """The commands of a line, word for word as `/bin/sh` would run them; anything else is refused as `NotPlain`."""
+    """Return the commands of a line, word for word as `/bin/sh` would run them.
+
+    Raises `ShellSyntaxRefused` for anything else.
+    """
     return _Reader(storable_command(command)).line()
 
 
 def storable_command(command: str) -> str:
-    """A command that can be kept and shown: not empty, not too long, nothing in it that cannot be seen."""
+    """Return the command if it can be stored and shown: not empty, not too long, no invisible characters."""
     because = ""
     if not command.strip():
         because = "there is nothing in it"
@@ -99,30 +102,30 @@ def storable_command(command: str) -> str:
 
 
 def quoted(word: str) -> str:
-    """A word as any shell reads it back unchanged."""
+    """Quote a word so that any shell reads it back unchanged."""
     return word if _SAFE.fullmatch(word) and not word.startswith("=") else "'" + word.replace("'", "'\\''") + "'"
 
 
 def rendered(line: Line) -> str:
-    """The line for a shell, with nothing left in it to expand."""
+    """Format the command line for a shell, with nothing left to expand."""
     said: list[str] = []
     for part in line.parts:
         if part.follows is not None:
             said.append(part.follows.value)
-        # A first word in quotes is no reserved word and no assignment.
+        # A quoted first word is neither a reserved word nor an assignment.
         said.append(" ".join(["'" + part.argv[0].replace("'", "'\\''") + "'", *map(quoted, part.argv[1:])]))
     return " ".join(said)
 
 
 class _Reader:
-    """Goes over a line once, from left to right."""
+    """Scans a command line once, from left to right."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
         self._parts: list[Part] = []
         self._words: list[str] = []
-        self._word: list[str] | None = None  # None between words: an empty one in quotes is a word too
+        self._word: list[str] | None = None  # None between words: an empty quoted string is a word too
         self._follows: Follows | None = None
         self._count = 0
 

@@ -1,1 +1,1 @@
-"""Who may write, see and reach what."""
+"""Who may write, see and access what."""

@@ -1,7 +1,9 @@
-"""Who may talk at a door. Facts in, a verdict with a because out: closed unless somebody said otherwise.
+"""Decides who may talk to a connector.
 
-Only ids that a platform gives and keeps are looked at. Other programs are never let in, so that two of them cannot
-go on answering each other for ever.
+Facts in, a decision with its reason out: closed unless the settings open it.
+
+Only stable platform ids are considered. Other programs are never admitted, so that two of them
+cannot answer each other forever.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from retinue.domain.access import EVERYONE, Activation, DmPolicy, Entry, GroupPo
 from retinue.domain.structs import replace
 from retinue.domain.trust import Trust
 
-SEARCHED_CHARS_MAX = 2_000  # of a text, for a mention: a pattern of the owner's is not to be kept busy by a stranger
+# Searched for a mention: limits the time that a stranger's text can cost with an owner's pattern.
+SEARCHED_CHARS_MAX = 2_000
 _NO_GROUP = GroupSettings()
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """Who speaks where, as the house knows it. `person` is whose id it is, where it was linked to somebody."""
+    """Who wrote in which channel. `person` is the person whose identity this sender is linked to, if any."""
 
     instance: str
     direct: bool
@@ -30,17 +33,17 @@ class Facts(Struct, frozen=True, kw_only=True):
     speaker: str
     parent: str = ""
     is_program: bool = False
-    vouched: bool = True  # the place says that it is they: an id that is only claimed opens nothing
+    vouched: bool = True  # by the platform; an id that is only claimed grants nothing
     person: str = ""
     is_owner: bool = False
     is_paired: bool = False
-    mentioned: bool = False  # the platform says so: by name, by a quote of ours, by a command to us
-    activation: Activation | None = None  # as somebody set it in this room
+    mentioned: bool = False  # according to the platform: by name, by quoting us, by a command to us
+    activation: Activation | None = None  # as set in this channel
     text: str = ""
 
 
 def may_talk(facts: Facts, settings: DoorSettings) -> Verdict:
-    """What becomes of a message, before anything of it is fetched or kept."""
+    """Decide about a message before anything of it is fetched or stored."""
     at = f"connectors.{facts.instance}"
     if facts.is_program:
         return _refused("another program speaks, and two that answer each other never stop")
@@ -52,7 +55,10 @@ def may_talk(facts: Facts, settings: DoorSettings) -> Verdict:
 
 
 def _unvouched(facts: Facts, settings: DoorSettings, at: str) -> Verdict:
-    """Whoever only claims an id is nobody on any list: heard where everyone is, and never obeyed."""
+    """Decide about a sender whose id is only claimed.
+
+    They match no list: admitted only where everyone is, and as untrusted.
+    """
     nobody = replace(facts, speaker=EVERYONE, vouched=True, person="", is_owner=False, is_paired=False)
     verdict = _in_person(nobody, settings, at) if facts.direct else _in_group(nobody, settings, at)
     if verdict.entry is Entry.PAIR or verdict.entry is Entry.REFUSE:
@@ -60,7 +66,7 @@ def _unvouched(facts: Facts, settings: DoorSettings, at: str) -> Verdict:
     return replace(verdict, trust=Trust.UNTRUSTED, may_command=False)
 
 
-# --- in person ---
+# --- direct messages ---
 
 
 def _in_person(facts: Facts, settings: DoorSettings, at: str) -> Verdict:
@@ -87,7 +93,7 @@ def _in_person(facts: Facts, settings: DoorSettings, at: str) -> Verdict:
             return Verdict(entry=Entry.PAIR, because="they may ask to be let in", key=key)
 
 
-# --- where several speak: the policy, the list of groups, the list of senders, and whether it was said to us ---
+# --- groups: the policy, the group list, the sender list, and whether the agent is addressed ---
 
 
 def _in_group(facts: Facts, settings: DoorSettings, at: str) -> Verdict:
@@ -112,7 +118,9 @@ def _in_group(facts: Facts, settings: DoorSettings, at: str) -> Verdict:
 
 
 def group_of(settings: DoorSettings, room: str, parent: str = "") -> GroupSettings | None:
-    """What is said of a room: by its own name, by that of the room it is a topic of, or of every room."""
+    """Return the settings of a channel: by its id, by that of the channel it is a topic of, or
+    those for every channel.
+    """
     for name in (room, parent, EVERYONE):
         if name and (group := settings.groups.get(name)) is not None:
             return group
@@ -135,11 +143,11 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE)
 
 
-# --- how far whoever is let in is believed ---
+# --- trust of admitted senders ---
 
 
 def _let_in(facts: Facts, settings: DoorSettings, because: str, key: str, *, known: bool = False) -> Verdict:
-    """`known`: the owner has named them by their id, or let them in."""
+    """Admit a sender. `is_known`: the owner has listed their id, or accepted their pairing."""
     named = facts.speaker in settings.commands_from
     if facts.is_owner:
         trust = Trust.OWNER

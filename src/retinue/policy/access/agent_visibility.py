@@ -1,4 +1,4 @@
-"""Whom of the staff an agent sees, may write to and may send out, and which sessions its tools tell it of. Pure."""
+"""Decides which agents an agent sees, may message and may spawn, and which sessions its tools show it. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from retinue.text.glob_match import matches_glob
 
 
 class Sight(StrEnum):
-    """Which sessions an agent's tools tell it of, from narrowest. Each has those before it."""
+    """Which sessions an agent's tools show it, from narrowest. Each level includes those before it."""
 
-    SPAWNED = "spawned"  # this one, and those that were sent out from it
-    OWN = "own"  # the agent's
-    ALL = "all"  # every agent's that it may write to
+    SPAWNED = "spawned"  # the current session, and those it spawned
+    OWN = "own"  # all sessions of the agent
+    ALL = "all"  # sessions of every agent that it may message
 
 
 def visible_to(agent: Agent, staff: Iterable[Agent]) -> list[Agent]:
-    """Whom an agent is told of: those it may write to, in the order of the staff. Itself is not among them."""
+    """Return the agents that an agent is shown: those it may message, in their order. It is not among them itself."""
     return [other for other in staff if may_message(agent, other).allowed]
 
 
 def may_message(agent: Agent, target: Agent) -> Decision:
-    """What is hidden stays hidden from all; then deny wins, and what `allow` does not name is not written to."""
+    """Decide whether an agent may message another.
+
+    Hidden agents are hidden from all. Then deny wins, and `allow` must match.
+    """
     if _same(agent, target):
         return Decision(Verdict.DENY, f"{target.name} is who asks, and nobody writes to itself")
     if not target.visible:
@@ -42,7 +45,10 @@ def may_message(agent: Agent, target: Agent) -> Decision:
 
 
 def may_spawn(agent: Agent, target: Agent) -> Decision:
-    """Everyone may send out themselves. Of others, those in `subagents.allow` whom one may write to as well."""
+    """Decide whether an agent may spawn another.
+
+    Itself: always. Others: if `subagents.allow` names them and it may message them.
+    """
     if _same(agent, target):
         return Decision(Verdict.ALLOW, f"{agent.name} sends out itself")
     if _fitting(agent.subagents.allow, target) is None:
@@ -52,9 +58,10 @@ def may_spawn(agent: Agent, target: Agent) -> Decision:
 
 
 def sessions_seen(agent: Agent, sandbox: SandboxSettings, *, main: bool) -> Sight:
-    """`sandbox` is the agent's own, `main` whether the owner sits before the session that asks.
+    """Return which sessions an agent's tools show it.
 
-    In a sandboxed session others may speak, so it is told only of what it has sent out itself.
+    `sandbox` is the agent's own setting. `is_main`: the owner takes part in the session that asks.
+    Others may write in a sandboxed session, so it is shown only the sessions that it spawned.
     """
     confined = sandbox.kind is not SandboxKind.OFF and sandbox.mode is not SandboxMode.OFF and not main
     if confined and sandbox.sessions is SessionsSeen.SPAWNED:
@@ -63,8 +70,10 @@ def sessions_seen(agent: Agent, sandbox: SandboxSettings, *, main: bool) -> Sigh
 
 
 def may_see(agent: Agent, sight: Sight, target: Agent, *, spawned: bool) -> Decision:
-    """Whether a session of `target` may be looked into and written to. `spawned`: it is the one that asks, or was sent
-    out from it."""
+    """Decide whether a session of `target` may be read and written to.
+
+    `is_spawned`: it is the session that asks, or was spawned by it.
+    """
     if spawned:
         return Decision(Verdict.ALLOW, "it was sent out from this session")
     if sight is Sight.SPAWNED:

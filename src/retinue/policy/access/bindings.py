@@ -1,4 +1,4 @@
-"""Who answers where: the binding that says most exactly what it is for. Facts in, an answer with its reason out."""
+"""Decides which agent answers in a channel: the most specific binding wins. Facts in, a result with its reason out."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _ORDER = {level: rank for rank, level in enumerate(MatchedBy)}
 
 
 def who_answers(bindings: Iterable[Binding], place: Place, *, default: str | None) -> Bound | None:
-    """The agents that answer there, and by what. None where nobody does.
+    """Return the agents that answer in a channel, and the binding that decides; None if no agent does.
 
-    First of all what names the room itself; then the room it is a topic of; then what the platform has above rooms;
-    then the account; then every account of the connector; and else the default. Of two that are as near, the one that
-    asks for more.
+    Specificity, in order: the channel itself, the channel it is a topic of, the guild or team above
+    it, the account, every account of the connector, the default. Between equals, the binding with
+    more conditions wins.
     """
     fitting = [(level, binding) for binding in bindings if (level := matched(binding.match, place)) is not None]
     if fitting:
@@ -24,7 +24,7 @@ def who_answers(bindings: Iterable[Binding], place: Place, *, default: str | Non
 
 
 def matched(match: Match, place: Place) -> MatchedBy | None:
-    """By what a binding fits a place; None where it does not."""
+    """Return what of a binding matches a channel; None if it does not match."""
     if not _same_account(match, place):
         return None
     above = ((match.guild, place.guild), (match.team, place.team), (match.parent, place.parent))
@@ -46,7 +46,7 @@ def matched(match: Match, place: Place) -> MatchedBy | None:
 def _by_peer(match: Match, place: Place) -> MatchedBy | None:
     if match.peer in (place.peer, place.room):
         return MatchedBy.PEER if match.peer_kind in (None, place.kind) else None
-    # A topic is answered by whoever answers in its group, unless it has someone of its own.
+    # A topic inherits the binding of its group, unless it has its own.
     if match.peer == place.parent and match.peer_kind is not PeerKind.DM:
         return MatchedBy.PARENT
     return None
@@ -67,9 +67,10 @@ def _nearness(level: MatchedBy, binding: Binding) -> tuple[int, int, int, str]:
 
 
 def reaches(binding: Binding, *, agent: str, service: str, instance: str, room: str) -> bool:
-    """Whether an agent may write into a room because of this binding.
+    """Whether an agent may write into a channel because of this binding.
 
-    One for a guild, a team or a kind of room does not say which rooms those are: they are written to only in answer.
+    A binding for a guild, a team or a kind of channel does not name its channels. The agent may
+    only reply there.
     """
     match = binding.match
     place = Place(service=service, instance=instance, kind=PeerKind.GROUP, peer=room, room=room)

@@ -1,7 +1,7 @@
-"""Which hosts and addresses are out in the world, and which are the machine's own, its network's, or nobody's.
+"""Decides which hosts and IP addresses are public, and which belong to this machine, its network or no one.
 
-Pure, and the only place that says so: whatever reaches out on an agent's word asks here, once for the name and once for
-each address that the name turned out to have.
+Pure, and the only place that decides this. Every outbound request of an agent is checked here: once
+for the host name, and once for each address that it resolves to.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 HOST_LENGTH_MAX = 253
 LABEL_LENGTH_MAX = 63
 
-# By the registries of IANA for addresses of special purpose, and stricter where nobody keeps a page.
+# From the IANA special-purpose address registries; stricter where no public site can be.
 _V4: tuple[tuple[IPv4Network, str], ...] = tuple(
     (IPv4Network(network), because)
     for network, because in (
@@ -48,13 +48,13 @@ _V6: tuple[tuple[IPv6Network, str], ...] = tuple(
         ("2001::/23", "it is reserved"),
     )
 )
-_V6_GLOBAL = IPv6Network("2000::/3")  # nothing else has been given out
+_V6_GLOBAL = IPv6Network("2000::/3")  # nothing else has been allocated
 _NAT64 = IPv6Network("64:ff9b::/96")
 _COMPATIBLE = IPv6Network("::/96")
 _ISATAP = (0x00005EFE, 0x02005EFE)
 
-# What an owner may have in the house, and may name in the settings. Link-local is not among it: there, clouds keep
-# the keys of their machines.
+# Ranges that an owner may use locally and name in the settings. Link-local is excluded: cloud
+# metadata services, which serve credentials, are there.
 _LAN = tuple(
     map(
         IPv4Network,
@@ -70,9 +70,9 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 def refused(address: str) -> str:
-    """Why an address is not to be reached; empty where it is public.
+    """Return why an address must not be reached; empty if it is public.
 
-    An address that carries another one inside, to be unpacked on the way, is as public as that.
+    An address that embeds another one (tunnel, translation) is judged by the embedded one.
     """
     parsed = _parsed(address)
     if parsed is None:
@@ -81,9 +81,9 @@ def refused(address: str) -> str:
 
 
 def refused_host(name: str) -> str:
-    """Why a host is not to be asked for, by its name alone; empty where its addresses decide.
+    """Return why a host must not be requested, by its name alone; empty if its addresses decide.
 
-    Also for an address as a host, in brackets or without.
+    Also accepts an IP address, with or without brackets.
     """
     host = plain_host(name)
     if not host:
@@ -96,7 +96,7 @@ def refused_host(name: str) -> str:
 
 
 def is_lan(address: str) -> bool:
-    """Whether it is one that an owner can have at home: such a host can be named in the settings."""
+    """Whether the address is in a private range: only such a host can be named in the settings."""
     parsed = _parsed(address)
     if isinstance(parsed, IPv6Address):
         if parsed.ipv4_mapped is None:
@@ -110,10 +110,12 @@ def is_address(host: str) -> bool:
 
 
 def plain_host(name: str) -> str:
-    """The one way to write a host: small ASCII letters, no dot at the end, no brackets. Empty where it is no host.
+    """Return the canonical form of a host: lower-case ASCII, no trailing dot, no brackets.
 
-    Whatever some resolver would read as a number (`2130706433`, `0x7f.1`, `0177.0.0.1`, `127.1`) is none: the same
-    text means another address to each of them.
+    Empty if it is not a host.
+
+    Numeric forms other than a dotted quad (`2130706433`, `0x7f.1`, `0177.0.0.1`, `127.1`) are
+    rejected: resolvers disagree about their meaning.
     """
     if name.startswith("[") or ":" in name:
         parsed = _parsed(name.removeprefix("[").removesuffix("]") if name.startswith("[") else name)
@@ -130,10 +132,10 @@ def plain_host(name: str) -> str:
 
 
 def _ascii(name: str) -> str:
-    """As a name is asked for. Full-width letters and dots, soft hyphens and the like are gone after it."""
+    """Return the name as it is looked up. Maps full-width letters and dots, and removes soft hyphens and the like."""
     if name.isascii():
         return name.lower()
-    if len(name) > HOST_LENGTH_MAX:  # what makes names plain is slow with long ones
+    if len(name) > HOST_LENGTH_MAX:  # normalization is slow for long names
         return ""
     folded = unicodedata.normalize("NFKC", _DOTS.sub(".", name))
     try:
@@ -143,7 +145,7 @@ def _ascii(name: str) -> str:
 
 
 def _parsed(address: str) -> IPv4Address | IPv6Address | None:
-    if "%" in address:  # a zone: what it means is known to one machine alone
+    if "%" in address:  # a zone id has a meaning on one machine only
         return None
     try:
         return ip_address(address)

@@ -1,4 +1,7 @@
-"""Who may ask for what. Levels are ordered; an operation that no rule names needs the highest."""
+"""Decides which operations a permission level may call.
+
+Levels are ordered; an operation without a rule needs the highest.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _RANK = {level: rank for rank, level in enumerate(ORDER)}
 
 
 class Permission(Struct, frozen=True):
-    """Whether an operation may be asked for, and why, or why not."""
+    """Whether an operation may be called, and the reason."""
 
     allowed: bool
     because: str
@@ -37,7 +40,7 @@ def needed_for(operation: str, policy: Mapping[str, PermissionLevel]) -> Permiss
 
 
 def decide(operation: str, level: PermissionLevel, policy: Mapping[str, PermissionLevel]) -> Permission:
-    """Pure, and the same on every door."""
+    """Decide whether a level may call an operation. Pure, and the same for every interface."""
     needed = needed_for(operation, policy)
     named = operation in policy
     because = f"{operation} needs {needed}" if named else f"no rule names {operation}, so it needs {needed}"

@@ -1,5 +1,8 @@
-"""Whether what an agent says leaves the house: by rules for connectors, types of chat and keys, and a conversation's
-own word before them. Facts in, a decision with a because out."""
+"""Decides whether an agent's message may be sent to a platform.
+
+The conversation's own setting (`/send`) comes first, then rules by connector, chat type and key.
+Facts in, a decision with its reason out.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _OFF = Decision(Verdict.DENY, "/send off was said in this conversation", "/send"
 
 
 def may_send(session: Session, connector: str, rules: Mapping[str, SendRule], default: SendAction) -> Decision:
-    """The conversation's own word first; then any rule that denies, any that allows, and else the default."""
+    """Decide: the conversation's setting first, then any rule that denies, any that allows, and else the default."""
     if session.mind.send is not None:
         return _ON if session.mind.send else _OFF
     fitting = {name: rule for name, rule in rules.items() if _fits(rule, session, connector)}

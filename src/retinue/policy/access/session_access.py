@@ -1,4 +1,4 @@
-"""Whether a run may look into a session, or write into it. Pure: facts in, a decision out."""
+"""Decides whether a run may read a session or write into it. Pure: facts in, a decision out."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from retinue.policy.access.agent_visibility import Sight, may_see
 
 
 def may_reach(agent: Agent, target: Agent, *, confined: bool, came_of_it: bool, behalf_sees: bool) -> Decision:
-    """`agent` runs, `target` has the session. `came_of_it`: the session is where the run is, or came of that one.
+    """Decide whether a run of `agent` may access a session of `target`.
 
-    `behalf_sees`: whoever the run works for in the end sees it themselves. Without that it is as if it were not there,
-    whatever the agent itself may: a guest reads nothing through an agent that a guest may not.
+    `is_descendant`: it is the session of the run, or descends from it. `principal_can_see`: the run
+    principal could see it directly. Without that, the session does not exist for the run, whatever
+    the agent itself may do. So a guest cannot read through an agent what the guest may not read.
     """
     if came_of_it:
         return may_see(agent, Sight.SPAWNED, target, spawned=True)

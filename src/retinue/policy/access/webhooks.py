@@ -1,4 +1,4 @@
-"""Whether a webhook can be kept and used at all. Where it may lead is asked when it is used."""
+"""Validates a webhook before it is stored. Whether its host may be reached is checked at use."""
 
 from __future__ import annotations
 

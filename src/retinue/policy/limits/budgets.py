@@ -1,6 +1,6 @@
-"""What may be spent, and how much an input may come to: settings and sizes into plain numbers.
+"""Computes budget limits and the maximum size of an input: settings and sizes in, plain numbers out.
 
-They are used by `domain/budget_caps`, which commits need too: it is where the store can import it.
+`domain/budget_caps` uses these numbers. It is in `domain` because the store's commits need it too.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from retinue.domain.money import MICROUSD, WARN_SHARE, Caps, Days, day_number
 
 __all__ = ["OUTPUT_TOKENS_LEAST", "affordable", "bound_microusd", "caps_of", "days", "input_bound"]
 
-BYTES_PER_TOKEN_LEAST = 2  # of what is sent, while no reply has told us better
-DAYS_REMEMBERED = 2  # every call of a model asks for its day
-CALIBRATED_MARGIN = 1.25  # over what an input of this size would come to by the last one
+BYTES_PER_TOKEN_LEAST = 2  # of the request, until a reply has shown the actual ratio
+DAYS_REMEMBERED = 2  # every model call asks for its day
+CALIBRATED_MARGIN = 1.25  # on top of the estimate from the last input
 
 
 def input_bound(size_bytes: int, *, known_tokens: int = 0, calibrated: float | None = None) -> int:
-    """The most tokens that an input may come to.
+    """Return the maximum number of tokens that an input may have.
 
-    `known_tokens` are those that its bytes do not tell of, as those of images. `calibrated` is how many tokens a byte
-    came to in what this session last sent to this model.
+    `known_tokens` are those that its bytes do not show, such as images. `tokens_per_byte` is the ratio
+    of tokens to bytes in this session's last request to this model.
     """
     if calibrated is None or not 0 < calibrated < math.inf:
         return -(-size_bytes // BYTES_PER_TOKEN_LEAST) + known_tokens
@@ -33,7 +33,7 @@ def input_bound(size_bytes: int, *, known_tokens: int = 0, calibrated: float | N
 
 
 def days(now: datetime, zone: ZoneInfo) -> Days:
-    """The owner's day and month at this moment."""
+    """Return the current day and month in the owner's time zone."""
     return _days_of(now.astimezone(zone).date())
 
 
@@ -55,7 +55,10 @@ def caps_of(
     house_month_usd: float | None = None,
     warn_share: float = WARN_SHARE,
 ) -> Caps:
-    """The caps that hold for a call of this agent. Where both it and the house have one, the tighter holds."""
+    """Return the limits for a model call of this agent.
+
+    If both the agent and the server have a limit, the lower one applies.
+    """
     return Caps(
         run_microusd=_tighter(agent.cost_microusd_max, run_usd),
         tree_microusd=_tighter(agent.tree_microusd_max, tree_usd),

@@ -1,4 +1,4 @@
-"""How long a credential is left alone after a failure, and which failures mean that it should be."""
+"""Decides how long a credential is not used after a failure (back-off), and after which failures."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 from retinue.domain.credential import FORGOTTEN_AFTER, Cooling, Credential, Mark
 from retinue.domain.model import Failure
 
-STEPS = tuple(timedelta(minutes=minutes) for minutes in (1, 5, 25, 60))  # by failures in a row
+STEPS = tuple(timedelta(minutes=minutes) for minutes in (1, 5, 25, 60))  # by consecutive failures
 BILLING_STEPS = tuple(timedelta(hours=hours) for hours in (5, 10, 20, 24))
-RETRY_AFTER_MAX = timedelta(hours=24)  # what a provider may ask of us
+RETRY_AFTER_MAX = timedelta(hours=24)  # the longest wait that we accept from a provider
 
-_WHOLE = frozenset({Failure.AUTH, Failure.QUOTA})  # a key that is refused, or has nothing left, is so for every model
+_WHOLE = frozenset({Failure.AUTH, Failure.QUOTA})  # a rejected or exhausted key fails for every model
 _OF_MODEL = frozenset({Failure.RATE_LIMIT, Failure.OVERLOADED, Failure.TIMEOUT, Failure.PERMISSION})
 COOLS = _WHOLE | _OF_MODEL
 
@@ -27,7 +27,7 @@ def mark(
     asked_at: datetime | None = None,
     retry_after_s: float | None = None,
 ) -> Mark | None:
-    """What is to be written down of a failure; None where the credential is not to blame."""
+    """Return the failure to record; None if the credential is not at fault."""
     if failure not in COOLS:
         return None
     return Mark(
@@ -41,7 +41,7 @@ def mark(
 
 
 def cooled(earlier: Cooling | None, mark: Mark) -> Cooling:
-    """How a credential stands after a failure, given how it stood. No failure ever shortens what was decided before."""
+    """Return the new cooldown of a credential after a failure. A failure never shortens an existing cooldown."""
     if earlier is not None and mark.at - earlier.failed_at > FORGOTTEN_AFTER and earlier.until <= mark.at:
         earlier = None
     alike = earlier is not None and _is_billing(earlier.failure) == _is_billing(mark.failure)
@@ -73,13 +73,16 @@ def _step(mark: Mark, errors: int) -> timedelta:
     step = steps[min(errors, len(steps)) - 1]
     if mark.retry_after_s is None or mark.retry_after_s <= step.total_seconds():
         return step
-    # Bounded as seconds: a provider may name a number that no calendar has room for.
+    # Limited as seconds: a provider may name a number that no timedelta can hold.
     return timedelta(seconds=min(mark.retry_after_s, RETRY_AFTER_MAX.total_seconds()))
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """How every credential that ever failed stands, as of one look into the store. A failure makes new ones."""
+    """The cooldowns of all credentials that ever failed, as read from the store.
+
+    Immutable: a failure makes a new object.
+    """
 
     coolings: Sequence[Cooling] = ()
     _of: dict[tuple[str, str, str], Cooling] = field(init=False, repr=False, compare=False)
@@ -89,8 +92,8 @@ class States:
         object.__setattr__(self, "_of", found)
 
     def holding(self, credential: Credential, model: str, now: datetime) -> Cooling | None:
-        """What keeps this credential from being asked for this model now; of two, the one that lasts longer."""
-        if not self._of:  # as a rule
+        """Return the cooldown that blocks this credential for this model now; of two, the longer one."""
+        if not self._of:  # the common case
             return None
         found = [self._of.get((*credential.key, whom)) for whom in ("", model)]
         held = [each for each in found if each is not None and each.until > now]

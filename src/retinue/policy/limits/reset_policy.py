@@ -1,7 +1,9 @@
-"""Whether a conversation's context begins anew before its next run. Facts in, a because out; empty where it goes on.
+"""Decides whether a session's context is reset before its next run.
 
-When a conversation was last active is `Session.active_ms`, and nothing else says so. `keeps_awake` decides which runs
-move it: what the clock sends, a heartbeat above all, does not.
+Facts in, a reason out; empty if there is no reset.
+
+`Session.active_ms` alone says when a session was last active. `counts_as_activity` decides which
+runs update it: those of the scheduler, heartbeats above all, do not.
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ from retinue.domain.session import SENT_OUT, Origin, OriginKind, Session
 from retinue.domain.session_keys import connectors_of
 from retinue.domain.times import from_ms, show
 
-# One piece of work, or the clock's own, whose schedule says whether it remembers: only where their kind is named.
+# One-shot work, and scheduled sessions (their schedule says whether they remember). They are reset
+# only if the rules name their kind.
 _OF_ITS_OWN = SENT_OUT | {OriginKind.SCHEDULE, OriginKind.HEARTBEAT}
 _GOES_ON = frozenset({Kind.ANSWER, Kind.NOTICE, Kind.DECISION})
 _MINUTE_MS = 60_000
 
 
 class Ahead(NamedTuple):
-    """When a context will begin anew, unless something is said before, and by which rule."""
+    """When a context will be reset, unless there is activity before, and by which rule."""
 
     at: datetime
     because: str
@@ -39,8 +42,11 @@ def rules_for(
     by_kind: Mapping[str, ResetRules],
     by_channel: Mapping[str, ResetRules],
 ) -> ResetRules:
-    """What holds in a conversation: the agent's `own` word first, then the house's for the connector, for the type of
-    chat, for the kind of conversation, and for all."""
+    """Return the reset rules of a session: the agent's `own` first, then the server's.
+
+    The server's are consulted for the connector, the chat type, the kind of session, and then for
+    all.
+    """
     kind = session.origin.kind
     if kind in _OF_ITS_OWN:
         return by_kind.get(kind, NO_RULES)
@@ -56,13 +62,15 @@ def rules_for(
 
 
 def begins_something(kind: Kind) -> bool:
-    """Whether mail of this kind begins something, rather than goes on with what the context is about: what came of work
-    that was handed out, or a late yes to a call, is read where it was asked for."""
+    """Whether an envelope of this kind starts new work.
+
+    Results of delegations and late approvals continue the current context.
+    """
     return kind not in _GOES_ON
 
 
 def why_afresh(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneInfo) -> str:
-    """Which rule has a run at this moment begin afresh. Where nothing was said since the context began, none has."""
+    """Return the rule that resets the context now; empty if there is none, or if the context is still empty."""
     if rules == NO_RULES or session.record_seq <= session.context_from:
         return ""
     now = from_ms(now_ms)
@@ -78,7 +86,7 @@ def why_afresh(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneIn
 
 
 def why_too_long(rules: ResetRules, length_tokens: int | None) -> str:
-    """Whether a run has left a context behind that no other should read. Of what nobody knows, none has."""
+    """Return why the context is too long for another run; empty if it is not, or if its length is unknown."""
     most = rules.context_tokens_max
     if not most or length_tokens is None or length_tokens <= most:
         return ""
@@ -86,7 +94,7 @@ def why_too_long(rules: ResetRules, length_tokens: int | None) -> str:
 
 
 def ahead(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneInfo) -> Ahead | None:
-    """When this context will have had its time: whichever rule comes first. None where none will."""
+    """Return the next reset of this context: the rule that applies first. None if no rule will."""
     if session.record_seq <= session.context_from:
         return None
     now = from_ms(now_ms)
@@ -102,18 +110,20 @@ def ahead(rules: ResetRules, session: Session, *, now_ms: int, zone: ZoneInfo) -
 
 
 def keeps_awake(sender: Address, origin: Origin) -> bool:
-    """Whether a run for this sender counts as activity. What the clock sends does only in a conversation that is a
-    schedule's own; a heartbeat's run nowhere."""
+    """Whether a run for this sender counts as activity.
+
+    A scheduled envelope counts only in a schedule's own session. A heartbeat never counts.
+    """
     return sender.kind is not AddressKind.SCHEDULE or origin.kind is OriginKind.SCHEDULE
 
 
 def _last_active_ms(session: Session) -> int:
-    """A context that has just begun is not idle, whoever began it."""
+    """Return the last activity. A context that has just begun is not idle."""
     return max(session.began_ms, session.active_ms)
 
 
 def _latest(now: datetime, hour: int, minute: int, zone: ZoneInfo) -> datetime:
-    """The last moment up to now at which the clock in `zone` came to this time."""
+    """Return the latest moment up to now at which the clock in `zone` showed this time."""
     today = now.astimezone(zone)
     moment = _on(today, hour, minute)
     return moment if moment <= now else _on(today - timedelta(days=1), hour, minute)
@@ -126,6 +136,9 @@ def _next(now: datetime, hour: int, minute: int, zone: ZoneInfo) -> datetime:
 
 
 def _on(day: datetime, hour: int, minute: int) -> datetime:
-    """Once on each day: a time that the clock skips comes as much later, and of one that it shows twice it is the
-    first."""
+    """Return the moment of this time on a day, exactly once per day.
+
+    A time that daylight saving skips comes that much later. If a time occurs twice, the first
+    counts.
+    """
     return from_ms(round(day.replace(hour=hour, minute=minute, second=0, microsecond=0, fold=0).timestamp() * 1000))

@@ -1,6 +1,7 @@
-"""So many in a minute: a bucket for each one who asks, which fills at that rate and never beyond it.
+"""Rate limit per key: one token bucket each, refilled at a rate per minute.
 
-Kept in memory and bounded: whoever asked longest ago for the first time is forgotten first, and begins with a full one.
+In memory, with a maximum number of buckets. The bucket that was created first is dropped first, and
+starts full again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Buckets(Struct):
     _of: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict[str, _Bucket])
 
     def take(self, who: str, now_s: float) -> float:
-        """0 where one may be had now, and it is taken; otherwise how many seconds to wait for it."""
+        """Take a token and return 0; if there is none, return the seconds until there is."""
         bucket = self._of.get(who)
         if bucket is None:
             bucket = self._of[who] = _Bucket(float(self.per_minute), now_s)

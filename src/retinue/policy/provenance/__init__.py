@@ -1,1 +1,1 @@
-"""Whether each argument of a call is explained by trusted words."""
+"""Whether trusted content explains each argument of a tool call."""

@@ -1,8 +1,10 @@
-"""May this call be made, after all that was read? Each of its arguments must be explained, or a person is asked.
+"""Decides whether a call may be made after untrusted content was read: each argument must be
+explained, or a person is asked.
 
-Once untrusted words are in a context, nobody can say what a model made of them. So nothing is followed through the
-model: a value passes only where it can be had without those words, from what the owner said, from a typed value of a
-trusted result, or by a standing rule. Explained is a whole value of the same kind. What is not, asks.
+Once untrusted content is in a context, its influence on the model's output cannot be determined. So
+values are not tracked through the model. A value passes only if it can be obtained without that
+content: from the owner's words, from a typed value of a trusted result, or by a standing rule. It
+must match as a whole value of the same type. Everything else asks.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ from retinue.policy.provenance.provenance_values import entries_of
 from retinue.text.untrusted_wrapper import unwrap
 
 EFFECTS = frozenset({Effect.WRITES, Effect.SENDS_OUT, Effect.SPENDS, Effect.RUNS_CODE})
-ARGUMENTS_MAX = 200  # values of one call, with all that is nested in it
+ARGUMENTS_MAX = 200  # values per call, including nested ones
 DEPTH_MAX = 8
 SHOWN_CHARS_MAX = 80
 
 
 class Source(Struct, frozen=True, kw_only=True):
-    """Something in the context. Words that a speaker said, or the result of a call; all else can only be untrusted."""
+    """One item of the context: a user's text or the result of a call. Other items carry only their trust."""
 
     trust: Trust
     words: str = ""
@@ -42,7 +44,7 @@ class Source(Struct, frozen=True, kw_only=True):
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """What was read and what was done, up to a call. `done` are the calls since the owner last spoke."""
+    """What was read and done before a call. `calls_done` are the calls since the owner's last message."""
 
     sources: tuple[Source, ...] = ()
     done: tuple[Call, ...] = ()
@@ -53,7 +55,7 @@ class Context(Struct, frozen=True, kw_only=True):
 
 
 class Finding(Struct, frozen=True):
-    """One value of a call: what explains it, or why nothing does."""
+    """The check of one value of a call: what explains it, or why nothing does."""
 
     argument: str
     value: str
@@ -71,9 +73,12 @@ class Judgement(Struct, frozen=True, kw_only=True):
 
 
 def context_of(records: Iterable[Record]) -> Context:
-    """What the records of a context come to. Summaries and notes explain nothing: they are not the owner's words.
+    """Build the context from its records.
 
-    The owner's words of the whole session may be handed in, also those that a summary now stands for.
+    Summaries and notes explain nothing: they are not the owner's words.
+
+    The caller may pass the owner's messages of the whole session, including those that a summary
+    has replaced.
     """
     sources: list[Source] = []
     calls: dict[str, Call] = {}
@@ -106,7 +111,7 @@ def _of_result(record: Record, result: ToolResult, call: Call) -> Source:
 
 
 def is_effectful(spec: ToolSpec) -> bool:
-    """Whether a call can change or tell anything. Who asks the world outside tells it what was asked."""
+    """Whether a call can change something or reveal something. A request to the outside reveals what was asked."""
     if spec.effects & EFFECTS:
         return True
     return Effect.READS_UNTRUSTED in spec.effects and Effect.READS_PRIVATE not in spec.effects
@@ -121,9 +126,11 @@ def decide(
     today: date | None = None,
     known: Known | None = None,
 ) -> Judgement:
-    """Pure. Allowed, or to be asked, with what was found of each argument; never denied.
+    """Decide whether a call is allowed or needs approval, with a finding for each argument.
 
-    `known` is what `known_from` says of all this, where the caller has it already.
+    Never denies. Pure.
+
+    `known` is the result of `collect_known_values`, if the caller has it already.
     """
     if not is_effectful(spec):
         return Judgement(decision=Decision(Verdict.ALLOW, "it only reads what is ours"))
@@ -174,7 +181,7 @@ def _findings(policy: OriginPolicy, spec: ToolSpec, call: Call, context: Context
 
 
 def _act(policy: OriginPolicy, spec: ToolSpec, known: Known) -> Finding:
-    """What is done is a value too: a file that the owner named is not thereby to be deleted."""
+    """Check the tool itself, which is a value too: that the owner named a file does not mean it may be deleted."""
     rule = policy.act(spec.name)
     if rule is None:
         words = [word for word in re.split(r"[^a-zA-Z]+", plain(spec.name)) if word]
@@ -190,7 +197,7 @@ def _act(policy: OriginPolicy, spec: ToolSpec, known: Known) -> Finding:
 
 
 def _is_left_out(properties: Mapping[str, Any], name: str, value: Any) -> bool:
-    """Nothing, or what it would be if it had been left out."""
+    """Whether a value is empty, or equal to the default."""
     if value is None or value == [] or value == {}:
         return True
     schema = properties.get(name)
@@ -201,7 +208,7 @@ def _is_left_out(properties: Mapping[str, Any], name: str, value: Any) -> bool:
 
 
 def _declared(schema: Any) -> Iterator[str]:
-    """The names that a schema itself gives to the parts of an argument."""
+    """Yield the property names that a schema declares, at any depth."""
     match schema:
         case dict():
             for key, each in cast("dict[str, Any]", schema).items():
@@ -216,7 +223,7 @@ def _declared(schema: Any) -> Iterator[str]:
 
 
 def _leaves(path: str, value: Any, declared: frozenset[str], depth: int) -> Iterator[tuple[str, Any]]:
-    """Every value in an argument. A name that the model made up is a value too."""
+    """Yield every value in an argument. A property name that the schema does not declare is a value too."""
     match value:
         case dict() if value and depth < DEPTH_MAX:
             for key, each in cast("dict[str, Any]", value).items():
@@ -266,7 +273,7 @@ _FORMATS = {"email": Kind.EMAIL, "uri": Kind.URL, "date": Kind.DATE, "date-time"
 
 
 def _sort_by_schema(properties: Mapping[str, Any], name: str, path: str, value: Any) -> Sort:
-    """What an argument is where no rule says so: by its name and schema, and else by the form of its value."""
+    """Infer the type of an argument without a rule: from its name and schema, or else from the form of its value."""
     last = path.rpartition(".")[2]
     last = name if last.isdigit() else last
     schema = cast("Mapping[str, Any]", (properties.get(name) or {}) if path == name else {})

@@ -1,8 +1,8 @@
-"""What explains one value: the owner's words, a thing that they name or measure, or a standing rule.
+"""Finds what explains a value: the owner's words, a thing that they name or rank, or a standing rule.
 
-The house works out for itself what the words can mean, by a few steps that are all here: a whole value, a date with a
-time, a time some hours later, a share of an amount, a form that is filled in, a field of the thing that was named.
-Where the words fit more than one thing, and those differ, nothing is explained.
+What the words can mean is derived by a few steps, all in this module: an exact value, a date with a
+time, a time some hours later, a percentage of an amount, a filled-in template, a field of the named
+thing. If the words match several things that differ, nothing is explained.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from retinue.policy.provenance.provenance_text import (
 )
 from retinue.policy.provenance.provenance_values import Entry, Value
 
-TELLING_CHARS_MIN = 4  # of a capitalised word that may stand for a longer name
+TELLING_CHARS_MIN = 4  # of a capitalized word that may stand for a longer name
 _TEXTUAL = (Kind.NAME, Kind.TEXT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """All that can explain something: what was said, and what was read."""
+    """Everything that can explain a value: the owner's words, and the results that were read."""
 
     policy: OriginPolicy
     texts: tuple[str, ...]
@@ -52,12 +52,12 @@ class Known:
             policy=policy,
             texts=tuple(texts),
             words=tuple(read(text, today) for text in texts),
-            entries=tuple(dict.fromkeys(entries)),  # the same thing, read twice, is one
+            entries=tuple(dict.fromkeys(entries)),  # the same entry, read twice, is one
             today=today,
         )
 
     def where(self, phrase: str) -> Known | None:
-        """Only the sentences that say this, with all that was read."""
+        """Return the same facts, restricted to the sentences that contain this phrase; None if there are none."""
         wanted = tokens(phrase)
         sentences = [part for text in self.texts for part in sentences_of(text) if read(part).says(wanted)]
         return Known.of(self.policy, sentences, self.entries, today=self.today) if sentences else None
@@ -70,7 +70,7 @@ class Known:
         return any(words.says(phrase) or words.says(phrase, shifted=True) for words in self.words)
 
     def says_word(self, word: str) -> bool:
-        """Also as a beginning: who wants something deleted said `delete`."""
+        """Whether the owner used this word, also as a prefix: "deleted" counts for `delete`."""
         word = word.casefold()
         return any(
             token == word or (len(word) >= TELLING_CHARS_MIN and token.startswith(word))
@@ -79,7 +79,7 @@ class Known:
         )
 
     def named(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
-        """Of these things, the ones of which the most values were said, if any was."""
+        """Return the entries with the highest score, if any of their values was mentioned."""
         scored = [(self._score(entry), entry) for entry in entries]
         best = max((score for score, _ in scored), default=0)
         return tuple(entry for score, entry in scored if score == best) if best else ()
@@ -91,13 +91,15 @@ class Known:
         return score
 
     def all_named(self) -> tuple[Entry, ...]:
-        """Tool by tool, the things that were named."""
+        """Return the entries that were named, determined per tool."""
         return tuple(entry for group in by_tool(self.entries) for entry in self.named(group))
 
     def meant(self, sort: Sort) -> list[frozenset[str]]:
-        """The values of one sort that things have which were named or measured, where all that fit agree on them.
+        """Return the values of one type in the entries that were named or ranked, as far as all
+        matching entries agree on them.
 
-        Ids are told apart among all things that have one: who reads the same things by another tool names no other.
+        Ids are compared across all tools: the same things, read by another tool, are not other
+        things.
         """
         having = [entry for entry in self.entries if any(_same(value.sort, sort) for value in entry.values)]
         found = [self.named(having)] if sort.kind is Kind.ID else [self.named(group) for group in by_tool(having)]
@@ -125,9 +127,9 @@ def _same(have: Sort, want: Sort) -> bool:
 
 
 def _weight(known: Known, value: Value, entry: Entry) -> int:
-    """6 for a value that was said as it is, 4 for a name that was spoken, 2 for one that was hinted at.
+    """Score a value: 6 if stated exactly, 4 if stated as a spoken name, 2 if only hinted at.
 
-    And 1 more where its part was said too.
+    One more if a word for its field was stated too.
     """
     match value.sort.kind:
         case Kind.NAME | Kind.TEXT:
@@ -153,7 +155,7 @@ def _weight(known: Known, value: Value, entry: Entry) -> int:
 
 
 def _is_hinted(words: Sequence[Words], name: Sequence[str]) -> bool:
-    """A name of several words may be called by the one that is a name of its own: `Spotify`, for `Spotify Premium`."""
+    """Whether one distinctive word of a longer name was stated: `Spotify` for `Spotify Premium`."""
     return len(name) > 1 and any(
         raw.casefold() in name
         and len(raw) >= TELLING_CHARS_MIN
@@ -165,7 +167,7 @@ def _is_hinted(words: Sequence[Words], name: Sequence[str]) -> bool:
 
 
 def measured(known: Known, entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The things that have the most or the least of what the words measure by, in the order in which they do."""
+    """Return the entries with the most or the least of what the words rank by, applied in the order of the words."""
     said = [(at, measure) for measure in known.policy.measures if (at := _place(known.words, measure)) is not None]
     said.sort(key=lambda placed: placed[0])
     left = tuple(entries)
@@ -191,7 +193,10 @@ def _place(words: Sequence[Words], measure: Measure) -> tuple[int, int] | None:
 
 
 def _amounts(measure: Measure, entries: Sequence[Entry]) -> Callable[[Entry], Decimal | None]:
-    """What is measured of a thing. Another result may tell it of the same thing, by its name."""
+    """Return a function that gives the ranked amount of an entry.
+
+    Another result may supply it for an entry of the same name.
+    """
     counts = Counter(value for entry in entries for value in entry.of(measure.field)) if measure.counted else None
     by_name: dict[str, set[str]] = {}
     for entry in entries:
@@ -220,7 +225,10 @@ def explained(
     says: Mapping[str, Sequence[str]],
     others: Mapping[str, Any],
 ) -> str:
-    """By what, in a few words; empty where nothing explains it. `others` are the other arguments of the same call."""
+    """Return what explains a value, in a few words; empty if nothing does.
+
+    `others` are the other arguments of the call.
+    """
     if Standing.ANY in standing or Standing.KEPT in standing:
         return "a standing rule"
     if isinstance(value, str) and len(value) > TEXT_CHARS_MAX:
@@ -230,23 +238,23 @@ def explained(
             return _choice(known, value, name=name, says=says)
         if text := normal(sort.kind, value):
             if isinstance(value, str) and sort.kind is not Kind.TEXT and not _is_itself(sort, value):
-                return ""  # it only looks like what it is compared with
+                return ""  # it only resembles the value it is compared with
             return (
                 _said(known, sort, text, name=name)
                 or _had(known, sort, text, name=name)
                 or _derived(known, sort, text, value, name=name, others=others)
                 or _stands(known, sort, text, value, standing, says)
             )
-    return ""  # not what it should be
+    return ""  # not of the expected type
 
 
 def _is_itself(sort: Sort, value: str) -> bool:
-    """Whether what is compared is what the tool gets: no width, mark or quote is left out of the comparison."""
+    """Whether the compared value is exactly what the tool gets: normalization removed no width, mark or quote."""
     return plain(value) == value and (sort.kind is not Kind.NAME or value.strip(EDGES) == value)
 
 
 def _had(known: Known, sort: Sort, text: str, *, name: str) -> str:
-    """A value of a thing that was named. When to do something, and a share of an amount, must be said themselves."""
+    """Explain a value by an entry that was named. Dates, times and percentages must be stated themselves."""
     if sort.kind in (Kind.MOMENT, Kind.TIME, Kind.DATE):
         return ""
     if sort.kind is Kind.NUMBER and any(words.percents for words in known.words):
@@ -255,7 +263,10 @@ def _had(known: Known, sort: Sort, text: str, *, name: str) -> str:
 
 
 def _meant(known: Known, sort: Sort, name: str) -> list[frozenset[str]]:
-    """A sentence that speaks of the argument by its name, and names a thing, says which thing is meant by it."""
+    """Return the meant values.
+
+    A sentence that mentions the argument by name and names an entry decides which entry is meant.
+    """
     spoken = known.where(name.replace("_", " "))
     return (spoken.meant(sort) if spoken else []) or known.meant(sort)
 
@@ -290,7 +301,7 @@ def _said(known: Known, sort: Sort, text: str, *, name: str) -> str:
 
 
 def _is_moment_said(known: Known, text: str) -> bool:
-    """A date and a time of one sentence; or a date alone, for the whole of that day."""
+    """Whether a date and a time were stated in one sentence, or a date alone for the whole day."""
     day, _, hour = text.partition(" ")
     for words in known.words:
         days = {found.sentence for found in words.found if found.kind is Kind.DATE and found.value == day}
@@ -313,12 +324,12 @@ def _derived(known: Known, sort: Sort, text: str, value: Any, *, name: str, othe
 
 
 def _later(known: Known, text: str, others: Mapping[str, Any]) -> str:
-    """So long after another moment of the same call, which must be said itself."""
+    """Explain a moment as a stated duration after another moment of the same call, which must be stated itself."""
     end = datetime.fromisoformat(text)
     lasting = {span for words in known.words for span in words.lasting}
     for group in by_tool(known.all_named()):
         spans = {_span(entry) for entry in group}
-        if len(spans) == 1:  # as long as what was named
+        if len(spans) == 1:  # as long as the named entry
             lasting |= {span for span in spans if span}
     for other in others.values():
         start = moment(other) if isinstance(other, str) else None
@@ -333,7 +344,7 @@ def _span(entry: Entry) -> timedelta | None:
 
 
 def _share(known: Known, text: str, name: str) -> str:
-    """So many per cent of an amount that was meant, and perhaps a further amount on top."""
+    """Explain a number as a stated percentage of a meant amount, perhaps plus a stated amount."""
     percents = {percent for words in known.words for percent in words.percents}
     extras = {Decimal(0)} | {
         Decimal(found.value) for words in known.words for found in words.found if found.kind is Kind.NUMBER
@@ -349,7 +360,7 @@ def _share(known: Known, text: str, name: str) -> str:
 
 
 def _filled(known: Known, value: str) -> str:
-    """The owner's own form, each slot filled with one thing that was meant."""
+    """Explain a text as the owner's own template, with each slot filled by a meant name."""
     names = frozenset[str]().union(*known.meant(Sort(Kind.NAME)))
     for words in known.words:
         for template in words.templates:

@@ -1,4 +1,4 @@
-"""The rules that decide where values may come from: the owner's, and after them the built-in ones."""
+"""The rules that decide where values may come from: the owner's, then the built-in ones."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ITEM = "<item>"  # of a result that is a list of plain values
 
 
 class OriginPolicy(Struct, frozen=True, kw_only=True, eq=False):
-    """The whole of it. The first rule that fits is the one that holds."""
+    """All provenance rules. The first rule that matches applies."""
 
     sources: tuple[SourceRule, ...] = ()
     arguments: tuple[ArgumentRule, ...] = ()
     acts: tuple[ActRule, ...] = ()
     measures: tuple[Measure, ...] = ()
-    speakers: frozenset[Trust] = frozenset({Trust.OWNER})  # whose words explain
+    speakers: frozenset[Trust] = frozenset({Trust.OWNER})  # whose messages explain values
 
     def source(self, tool: str) -> SourceRule | None:
         return next((rule for rule in self.sources if fnmatchcase(tool, rule.tools)), None)
@@ -40,8 +40,9 @@ class OriginPolicy(Struct, frozen=True, kw_only=True, eq=False):
 _TO_WRITE = ("write", "save", "note", "put", "store", "create", "make", "draft", "record", "add", "append", "keep")
 _TO_CHANGE = (*_TO_WRITE, "edit", "change", "update", "fix", "replace", "correct", "rewrite", "rename", "remove")
 
-# What holds where the owner has said nothing. Where something is written must be theirs to say; what is written there
-# may be a stranger's words, for a file keeps its label. Nothing else of strangers passes without a question.
+# The defaults if the owner has set nothing. The owner must name where something is written. The
+# content may be untrusted, because a file keeps its provenance. No other untrusted value passes
+# without approval.
 HOUSE_RULES = OriginSettings(
     argument=(
         ArgumentRule(tools="write", argument="content", standing=(Standing.KEPT,)),
@@ -52,12 +53,12 @@ HOUSE_RULES = OriginSettings(
 
 
 def house_policy(own: OriginSettings) -> OriginPolicy:
-    """The owner's rules, and after them the house's."""
+    """Build the policy from the owner's rules, followed by the default rules."""
     return policy_of(replace(own, argument=own.argument + HOUSE_RULES.argument, act=own.act + HOUSE_RULES.act))
 
 
 def policy_of(rules: OriginSettings) -> OriginPolicy:
-    """These rules alone."""
+    """Build the policy from these rules alone."""
     return OriginPolicy(
         sources=rules.source,
         arguments=rules.argument,

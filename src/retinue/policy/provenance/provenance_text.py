@@ -1,6 +1,7 @@
-"""Words, read for the values in them: what kind each is of, and whether a value stands there as a whole.
+"""Extracts typed values from text, and finds whole words and phrases in it.
 
-A stretch of text is claimed by the most telling kind that fits, so the 13 of a date is no number, and no id.
+Each span of text is claimed by the most specific kind that matches. So the 13 of a date is neither
+a number nor an id.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from msgspec import Struct
 
 from retinue.config.provenance import Kind
 
-TEXT_CHARS_MAX = 100_000  # of one text that is read for values; what is longer explains nothing and is not explained
+TEXT_CHARS_MAX = 100_000  # per text; a longer one explains nothing and is not explained
 TEXTS_REMEMBERED = 256
 NAME_WORDS_MAX = 32
 
@@ -40,7 +41,7 @@ _MONTHS = (
 )
 _MONTH = "|".join(f"{month}|{month[:3]}" for month in _MONTHS)
 _SMALL = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
-# Texts may be hostile: no pattern may look at the same stretch again and again.
+# Texts may be hostile: no pattern may scan the same span repeatedly.
 _EMAIL = re.compile(r"(?<![\w.+%-])[\w.+%-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,10}")
 _URL = re.compile(r"(?:https?://|www\.)[^\s'\"<>()]+|(?<![\w.@-])(?:[\w-]+\.)+[a-z]{2,}/[^\s'\"<>()]+", re.IGNORECASE)
 _ACCOUNT = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){10,30}\b")
@@ -74,7 +75,7 @@ _SHIFTED = {
 }
 
 
-# Words that say nothing of themselves. A text of nothing else is explained by no one.
+# Words without meaning by themselves. A text that consists only of these is never explained.
 # fmt: off
 COMMON = frozenset((
     "a", "an", "and", "any", "are", "as", "at", "be", "but", "by", "can", "do", "does", "for", "from", "had",
@@ -87,7 +88,7 @@ COMMON = frozenset((
 
 
 class Found(Struct, frozen=True):
-    """A value in a text. What is said of it in its own sentence belongs to it."""
+    """A value in a text, with its sentence: words of the same sentence belong to it."""
 
     kind: Kind
     value: str
@@ -95,26 +96,26 @@ class Found(Struct, frozen=True):
 
 
 class Words(Struct, frozen=True, kw_only=True):
-    """One text, read once: its words in order, and the values that stand in it."""
+    """One parsed text: its words in order, and the values in it."""
 
     tokens: tuple[str, ...]
-    raw: tuple[str, ...]  # as they were written, without their edges
+    raw: tuple[str, ...]  # as written, without edge punctuation
     found: frozenset[Found]
     lasting: frozenset[timedelta]
     percents: frozenset[Decimal]
     quoted: tuple[tuple[str, ...], ...]  # the words between two quotes
-    templates: tuple[str, ...]  # quoted, with a {slot} to be filled
+    templates: tuple[str, ...]  # quoted texts with a {slot} to fill
 
     def has(self, kind: Kind, value: str) -> bool:
         return any(found.kind is kind and found.value == value for found in self.found)
 
     def says(self, phrase: Sequence[str], *, shifted: bool = False) -> bool:
-        """Whether these words stand here, in this order, next to each other."""
+        """Whether these words occur here in this order, next to each other."""
         here = [_SHIFTED.get(token, token) for token in self.tokens] if shifted else self.tokens
         return bool(phrase) and f" {' '.join(phrase)} " in f" {' '.join(here)} "
 
     def names(self, phrase: Sequence[str]) -> bool:
-        """Whether these words stand here as a name: in quotes, or written as no common word is."""
+        """Whether these words occur here as a name: quoted, or capitalized unlike a common word."""
         if len(phrase) > NAME_WORDS_MAX:
             return False
         if tuple(phrase) in self.quoted:
@@ -127,12 +128,15 @@ class Words(Struct, frozen=True, kw_only=True):
 
 
 def plain(text: str) -> str:
-    """One way to write what looks the same: quotes, dashes, widths, and no mark that cannot be seen."""
+    """Normalize what looks the same: quotes, dashes, widths. Removes invisible characters."""
     return unicodedata.normalize("NFKC", text).translate(_PLAINLY)
 
 
 def tokens(text: str) -> tuple[str, ...]:
-    """The words of a text without case and edges. What has a digit in it is a value, and keeps its case."""
+    """Return the words of a text without case and edge punctuation.
+
+    A word with a digit is a value and keeps its case.
+    """
     return tuple(_folded(token) for token in _raw_tokens(plain(text)))
 
 
@@ -159,7 +163,7 @@ _NOTHING = Words(
 
 @lru_cache(maxsize=TEXTS_REMEMBERED)
 def read(text: str, today: date | None = None) -> Words:
-    """`today` gives a date its year where the text does not."""
+    """Parse a text. `today` supplies the year of a date that has none."""
     if len(text) > TEXT_CHARS_MAX:
         return _NOTHING
     text = plain(text)
@@ -192,7 +196,7 @@ def read(text: str, today: date | None = None) -> Words:
 
 
 def sentences_of(text: str) -> list[str]:
-    """A text in parts, each of which is about one thing."""
+    """Split a text into sentences."""
     return [part for part in _SENTENCE.split(plain(text[:TEXT_CHARS_MAX])) if part.strip()]
 
 
@@ -237,7 +241,7 @@ def _add_date(
         return
     try:
         found = date(int(year) if year else today.year if today else 1, month, day)
-        if year is None and today and found < today:  # nobody plans the past
+        if year is None and today and found < today:  # a date without a year is in the future
             found = found.replace(year=today.year + 1)
     except ValueError:
         return
@@ -266,11 +270,11 @@ def _lasting_of(match: re.Match[str]) -> timedelta:
     return timedelta(hours=n) if match.group(2).casefold() == "hour" else timedelta(minutes=n)
 
 
-# --- one value, as it is compared ---
+# --- one value, normalized for comparison ---
 
 
 def url(text: str) -> str:
-    """Without a scheme, which nobody says, and without the end of the sentence it stands in."""
+    """Normalize a URL: no scheme, which people leave out, and no punctuation of the surrounding sentence."""
     text = plain(text).strip().rstrip(".,;:!?/")
     text = re.sub(r"^https?://", "", text, flags=re.IGNORECASE)
     host, slash, path = text.partition("/")
@@ -282,7 +286,7 @@ def account(text: str) -> str:
 
 
 def number(value: object) -> str | None:
-    """The same for 1,000 and 1000.00. None where it is no number."""
+    """Normalize a number: 1,000 and 1000.00 are equal. None if it is not a number."""
     if isinstance(value, bool):
         return None
     try:
@@ -295,7 +299,7 @@ def number(value: object) -> str | None:
 
 
 def moment(text: str) -> datetime | None:
-    """A date and a time of day, on the owner's own clock: what it says of a zone is left out of the comparison."""
+    """Parse a date with a time of day. The time zone is ignored: the comparison is in the owner's local time."""
     try:
         return datetime.fromisoformat(text.strip()).replace(tzinfo=None, second=0, microsecond=0)
     except ValueError:
@@ -310,7 +314,7 @@ def day(text: str) -> date | None:
 
 
 def kind_by_form(text: str) -> Kind:
-    """What a text is of itself, as a whole."""
+    """Return the kind of a whole text, judged by its form."""
     text = plain(text).strip()
     if _EMAIL.fullmatch(text):
         return Kind.EMAIL
@@ -330,7 +334,7 @@ def kind_by_form(text: str) -> Kind:
 
 
 def normal(kind: Kind, value: object) -> str | None:
-    """A value as it is compared with others of its kind, or None where it is not of that kind."""
+    """Return the normalized form of a value of a kind; None if it is not of that kind."""
     text = plain(str(value)).strip()
     match kind:
         case Kind.EMAIL:
@@ -356,10 +360,10 @@ def normal(kind: Kind, value: object) -> str | None:
 
 
 def said(turn: str) -> str:
-    """What people themselves have said in a turn: without the lines that the house puts around it.
+    """Return what people wrote in a turn, without the lines that the server adds around it.
 
-    Those name moments, ids and the titles of rooms, which anybody may have chosen. No words can imitate them, for
-    `runners/turn_input` puts a backslash before whatever does.
+    Those lines contain times, ids and channel titles, which anyone may have chosen. User text
+    cannot imitate them: `runners/turn_input` escapes imitations with a backslash.
     """
     if not turn.startswith(_TURN):
         return turn

@@ -1,6 +1,7 @@
-"""Results, read for the typed values in them: one entry for each thing that a result tells of.
+"""Extracts typed values from tool results: one entry for each thing that a result describes.
 
-A result is data when it is JSON and a rule says which of its fields are typed. All else in it is a stranger's words.
+A result is data if it is JSON and a rule declares which of its fields are typed. Everything else in
+it is untrusted text.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from retinue.domain.trust import Trust
 from retinue.policy.provenance.provenance_rules import ITEM, KEY, VALUE, OriginPolicy
 from retinue.policy.provenance.provenance_text import normal
 
-NAME_CHARS_MAX = 32  # of one word that a closed result may hold: long enough for a name, too short for an instruction
-ENTRIES_MAX = 2_000  # of one result; beyond them it explains nothing
+NAME_CHARS_MAX = 32  # per word in a closed result: long enough for a name, too short for an instruction
+ENTRIES_MAX = 2_000  # per result; beyond this it explains nothing
 RESULTS_REMEMBERED = 256
 
 
 class Value(Struct, frozen=True):
-    """One typed value, as it is compared."""
+    """One typed value, in its normalized form."""
 
     field: str
     sort: Sort
@@ -33,9 +34,9 @@ class Value(Struct, frozen=True):
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """One thing that a result tells of: its typed values, and the words that came with them.
+    """One thing that a result describes: its typed values, and the text that came with them.
 
-    `whole`: the result told of all such things, because nothing was asked of it.
+    `is_complete`: the result lists all such things, because the call had no arguments.
     """
 
     tool: str
@@ -52,7 +53,7 @@ class Entry(Struct, frozen=True, kw_only=True):
 
 
 def label(policy: OriginPolicy, spec: ToolSpec, output: str) -> Trust:
-    """How far a result can be believed. Untrusted, unless its rule or the tool's effects say otherwise."""
+    """Decide the trust of a result: untrusted, unless its rule or the tool's effects say otherwise."""
     rule = policy.source(spec.name)
     if rule is None:
         return Trust.UNTRUSTED if Effect.READS_UNTRUSTED in spec.effects else Trust.PRIVATE
@@ -62,9 +63,11 @@ def label(policy: OriginPolicy, spec: ToolSpec, output: str) -> Trust:
 
 
 def entries_of(policy: OriginPolicy, tool: str, arguments: Mapping[str, Any], output: str) -> tuple[Entry, ...]:
-    """What a result tells of. A text is that of what was asked for: a page is the page of its address.
+    """Return the entries of a result.
 
-    Data is not: whoever searches chooses the words, and would name what is found.
+    A text result gets the requested values: a web page belongs to its URL.
+
+    Data does not: the search words are the caller's choice and would name whatever is found.
     """
     return _entries(policy, tool, tuple(_asked(policy, tool, arguments)), not arguments, output)
 
@@ -88,7 +91,7 @@ def _asked(policy: OriginPolicy, tool: str, arguments: Mapping[str, Any]) -> Ite
 
 
 def _read(output: str, keyed: bool) -> tuple[Mapping[str, Any], ...] | None:
-    """The things in a result, each as an object of its fields; None where it is no data.
+    """Return the items of a result, each as an object of fields; None if it is not data.
 
     `keyed`: it is one object, from names to values.
     """

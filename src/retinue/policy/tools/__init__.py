@@ -1,1 +1,1 @@
-"""Which tool calls are allowed, asked about or denied."""
+"""Which tool calls are allowed, need approval or are denied."""

@@ -1,4 +1,4 @@
-"""Who is asked, who may decide, and how far a yes may go."""
+"""Decides who is asked for an approval, who may answer, and how far an approval reaches."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from retinue.domain.tool import Call
 from retinue.policy.access.permissions import reaches
 from retinue.policy.tools.tool_groups import OWNER_DECIDES
 
-LEAST_LEVEL = PermissionLevel.STANDARD  # a guest decides about nothing
+LEAST_LEVEL = PermissionLevel.STANDARD  # a guest cannot approve anything
 
 
 def may_decide(who: Principal, approval: Approval, scope: GrantScope) -> Decision:
-    """Whether this answer of theirs would count. A no always does, from whoever was asked."""
+    """Decide whether this person's answer counts. A denial by a person who was asked always counts."""
     if who.sees_all:
         return Decision(Verdict.ALLOW, "the owner decides about everything")
     if who.address.kind is not AddressKind.PERSON:
@@ -35,15 +35,15 @@ def may_decide(who: Principal, approval: Approval, scope: GrantScope) -> Decisio
 
 
 def is_owners(calls: Iterable[Call]) -> bool:
-    """Whether a question about these calls is for the owner alone."""
+    """Whether only the owner may decide about these calls."""
     return any(call.tool in OWNER_DECIDES for call in calls)
 
 
 def scope_of(wanted: GrantScope, approval: Approval) -> GrantScope | None:
-    """How far a yes goes; None where it cannot go so far, because each such call is asked about for itself."""
+    """Return the scope of an approval; None if it cannot be that wide because each such call needs its own approval."""
     return wanted if wanted is GrantScope.ONCE or approval.would_grant else None
 
 
 def next_to_ask(asked: Sequence[Address], line: Sequence[Address]) -> Address | None:
-    """Whom to ask when nobody answers: the first in line who was not asked yet."""
+    """Return the next person to ask if there is no answer: the first in the list who was not asked yet."""
     return next((address for address in line if address not in asked), None)

@@ -1,4 +1,4 @@
-"""Whether work may be handed on, and what bounds whoever it is handed to. Pure: facts in, a decision out."""
+"""Decides whether work may be delegated, and which limits apply to the delegate. Pure: facts in, a decision out."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SENT_OUT = frozenset({DelegationKind.SPAWN, DelegationKind.BACKGROUND})
 
 
 def may_hand_over(asker: Agent, target: Agent, kind: DelegationKind, *, descent: Lineage, open_count: int) -> Decision:
-    """`descent` is that of the run that asks. A refusal names the setting behind it."""
+    """Decide whether work may be delegated. `lineage` is that of the asking run. A refusal names its setting."""
     seen = may_spawn(asker, target) if kind in SENT_OUT else may_message(asker, target)
-    if kind is not DelegationKind.SEND and not seen.allowed:  # into sessions that are there, others decide
+    if kind is not DelegationKind.SEND and not seen.allowed:  # messages into existing sessions are decided elsewhere
         return seen
     rules = asker.delegation
     if descent.depth >= rules.depth_max:
@@ -36,7 +36,7 @@ def _no(because: str, key: str) -> Decision:
 
 
 def descends(descent: Lineage, asker: Agent, target: Agent, kind: DelegationKind) -> Lineage:
-    """The lineage of whoever is handed the work: nothing in it is wider than what the asker has."""
+    """Return the lineage of the delegate. None of its limits is wider than the asker's."""
     began = len(descent.agents) == 1
     return Lineage(
         root=descent.root,
@@ -48,14 +48,14 @@ def descends(descent: Lineage, asker: Agent, target: Agent, kind: DelegationKind
         tree_microusd_max=_least(
             descent.tree_microusd_max,
             asker.tree_microusd_max,
-            # What the first run may spend is for all that comes of it; it has nothing to give away beyond that.
+            # The budget of the first run covers everything that descends from it.
             asker.cost_microusd_max if began else None,
         ),
     )
 
 
 def within(caps: Caps, lineage: Lineage) -> tuple[int | None, int | None]:
-    """What a run, and all that comes of it, may spend: no more than the one who set it going may."""
+    """Return what a run, and the tree below it, may spend: at most what the delegating run may."""
     return (
         _least(caps.run_microusd, lineage.run_microusd_max),
         _least(caps.tree_microusd, lineage.tree_microusd_max),

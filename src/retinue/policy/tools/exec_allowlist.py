@@ -1,15 +1,16 @@
-"""The list of commands that pass without being asked about.
+"""The allowlist of commands that run without approval.
 
-A rule of the list is a line of words such as `git status` or `ls *`:
+A rule is a line of words such as `git status` or `ls *`:
 
-- The first word is a program: a name, meaning the file that this name stands for on the house's own PATH, or an
-  absolute path, in which `*` stands for one part. It is the file behind all links that counts.
-- Each further word stands for one argument. `*` and `?` in it fit any characters, but never an argument that begins
-  with a dash, unless the word begins with one too, nor one that climbs by `..`.
-- A last word `*` stands for any number of arguments, whatever they are.
+- The first word is a program: a name, which is looked up on the server's PATH, or an absolute path,
+  in which `*` stands for one component. The file behind all links is what counts.
+- Each further word stands for one argument. `*` and `?` in it match any characters, but never an
+  argument that contains `..`. They match a leading dash only if the word itself begins with one.
+- A last word `*` stands for any number of arguments.
 
-Programs that run what they are told (shells, interpreters, `env`, `xargs`, `ssh`, ...) pass only by a rule without any
-`*` or `?`. Options that make a harmless program run or write something pass only where the rule spells them out.
+Programs that execute their arguments or input (shells, interpreters, `env`, `xargs`, `ssh`, ...)
+pass only by a rule without any `*` or `?`. Options that make a harmless program run or write
+something pass only if the rule spells them out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from retinue.text.shell_parser import Line
 REST = "*"
 KEY = "tools.exec.allow"
 
-# They run, load or write whatever their arguments, their input or the settings in the folder they run in tell them to.
+# They run, load or write what their arguments, their input or the configuration in the working directory says.
 _TOLD = """
     sh bash dash zsh ksh mksh fish csh tcsh ash rbash busybox toybox
     python pypy ipython node nodejs deno bun perl ruby irb lua luajit php tclsh wish expect guile racket sbcl clisp
@@ -46,7 +47,7 @@ RUNS_WHAT_IT_IS_TOLD = frozenset(_TOLD.split())
 _MANY_IN_ONE = frozenset({"busybox", "toybox", "coreutils"})
 _VERSION = re.compile(r"[-.]?[0-9][0-9.]*$")
 
-# Options of else harmless programs that run a program, or write or remove a file.
+# Options of otherwise harmless programs that run a program, or write or remove a file.
 OPTIONS_NEVER_MEANT: Mapping[str, tuple[str, ...]] = {
     "find": ("-exec", "-execdir", "-ok", "-okdir", "-delete", "-fprint", "-fprint0", "-fprintf", "-fls"),
     "fd": ("-x", "-X", "--exec", "--exec-batch"),
@@ -68,14 +69,14 @@ class Rule(Struct, frozen=True):
 
 
 class Program(Struct, frozen=True):
-    """A program as it is found on this machine: under which path, and which file is behind all links."""
+    """A program as found on this machine: its path, and the file behind all links."""
 
     path: str
     real: str
 
 
 def rule(text: str) -> Rule:
-    """Read a rule of the list."""
+    """Parse a rule of the allowlist."""
     if reason := validators.command_rule(text):
         raise Invalid(
             f"{text[:200]!r} is not a rule for commands",
@@ -88,7 +89,7 @@ def rule(text: str) -> Rule:
 
 
 def programs_named(line: Line, rules: Iterable[Rule]) -> set[str]:
-    """The names that have to be looked up on this machine before `allows` can judge."""
+    """Return the names that must be looked up on this machine before `decide_by_allowlist` can decide."""
     named = {each.program for each in rules if not _is_pattern(each.program)}
     return named | {part.argv[0] for part in line.parts}
 
@@ -96,7 +97,10 @@ def programs_named(line: Line, rules: Iterable[Rule]) -> set[str]:
 def allows(
     rules: Sequence[Rule], line: Line, programs: Mapping[str, Program], *, writable: Sequence[PurePath] = ()
 ) -> Decision:
-    """Whether every command of the line passes by a rule. A program that the agent could have written never does."""
+    """Decide whether a rule allows every command of the line.
+
+    A program that the agent could have written is never allowed.
+    """
     for part in line.parts:
         name = part.argv[0]
         program = programs.get(name)
@@ -135,7 +139,7 @@ def _is_program(rule_: Rule, program: Program, programs: Mapping[str, Program]) 
     if _is_pattern(rule_.program):
         return PurePosixPath(program.real).match(rule_.program) and _base(program.path) == _base(program.real)
     named = programs.get(rule_.program)
-    # One file may be many programs and look at the name it was called by, so both have to be the same.
+    # A multi-call binary acts by the name it was called with, so file and name must both match.
     return named is not None and named.real == program.real and _base(named.path) == _base(program.path)
 
 
@@ -148,16 +152,16 @@ def _fits_word(pattern: str, word: str) -> bool:
 
 
 def _never_meant(name: str, word: str) -> bool:
-    """Whether a word, let through by a `*`, is or may be read as an option that was hardly meant by it."""
+    """Whether a word that a `*` matched is, or may be read as, a dangerous option."""
     long = word.partition("=")[0]
     for option in OPTIONS_NEVER_MEANT.get(name, ()):
         if option.startswith("--"):
-            if long.startswith("--") and len(long) > 2 and option.startswith(long):  # a program takes them shortened
+            if long.startswith("--") and len(long) > 2 and option.startswith(long):  # programs accept abbreviations
                 return True
         elif len(option) > 2:
             if word == option:
                 return True
-        elif word.startswith("-") and not word.startswith("--") and option[1] in word[1:]:  # one among several
+        elif word.startswith("-") and not word.startswith("--") and option[1] in word[1:]:  # combined short options
             return True
     return False
 
@@ -171,6 +175,6 @@ def _base(path: str) -> str:
 
 
 def _name(path: str) -> str:
-    """What a program is called, without its version: `python` for `/usr/bin/python3.11`."""
+    """Return the name of a program without its version: `python` for `/usr/bin/python3.11`."""
     base = _base(path)
     return base if base in RUNS_WHAT_IT_IS_TOLD else _VERSION.sub("", base)

@@ -1,6 +1,6 @@
-"""Where a command runs, and whether a person is asked: what is configured against what a call asks for.
+"""Decides where a command runs, and whether a person is asked: the settings against what a call requests.
 
-The stricter of both wins. The one way to something looser is elevation, and it has gates.
+The stricter of the two wins. The only way to something looser is elevation, which has gates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEY_ELEVATED = "tools.exec.elevated"
 
 
 class ExecPolicy(Struct, frozen=True, kw_only=True):
-    """What the owner has set for commands. `security` and `ask` hold on the host; a sandbox has its own walls."""
+    """The owner's settings for commands. `security` and `ask` apply on the host; the sandbox has its own pair."""
 
     host: Where = Where.SANDBOX
     security: Security = Security.ALLOWLIST
@@ -31,7 +31,7 @@ class ExecPolicy(Struct, frozen=True, kw_only=True):
 
 
 class Wish(Struct, frozen=True, kw_only=True):
-    """What a call asks for. It can make things stricter, and looser only through the gates."""
+    """What a call requests. It can be stricter than the settings; looser only through the gates."""
 
     host: Where | None = None
     security: Security | None = None
@@ -40,33 +40,36 @@ class Wish(Struct, frozen=True, kw_only=True):
 
 
 class Gates(Struct, frozen=True, kw_only=True):
-    """What a command needs to leave the sandbox beside the owner's setting. Each one that is closed, closes all.
+    """What a command needs to leave the sandbox besides the owner's setting.
 
-    `level` is what its conversation says: not set, each call asks for itself; at anything but `off`, all of them do.
+    One closed gate keeps it inside.
+
+    `level` is the conversation's setting. None: each call must ask for elevation. Anything but
+    `off`: all calls are elevated.
     """
 
-    owner: bool = False  # the run works for the owner
-    foreground: bool = False  # a person sits behind the session: no subagent, no schedule
-    agent: bool = True  # the agent's own settings do not forbid it
+    owner: bool = False  # the run acts for the owner
+    foreground: bool = False  # a person takes part in the session: no subagent, no schedule
+    agent: bool = True  # the agent's settings do not forbid it
     level: Elevation | None = None
 
 
 class Resolved(Struct, frozen=True, kw_only=True):
-    """Where a command is to run, by which rules, and what was decided on the way."""
+    """Where a command runs, by which rules, and why."""
 
     where: Where
     security: Security
     ask: Asking
     because: str
-    key: str = KEY  # what to change for another resolution
+    key: str = KEY  # the setting to change for another result
     refused: bool = False
-    misses_denied: bool = False  # what the list does not name is not even asked about
+    misses_denied: bool = False  # commands missing from the allowlist are denied without asking
 
 
 def resolve(policy: ExecPolicy, wish: Wish, gates: Gates, *, sandbox_works: bool) -> Resolved:
-    """The stricter of what is configured and what is asked for. Only elevation loosens, and only through open gates."""
+    """Return the stricter of settings and request. Only elevation loosens, and only through open gates."""
     if policy.host is Where.SANDBOX:
-        # A call that did not ask to leave the sandbox stays in it where a gate is closed, and is not refused.
+        # If a gate is closed, a call that did not request elevation stays in the sandbox instead of being refused.
         by_level = gates.level not in (None, Elevation.OFF) and wish.host is not Where.SANDBOX
         if wish.elevated or (by_level and not closed_gate(policy.elevated, gates)):
             return _elevated(policy, wish, gates)
@@ -103,7 +106,7 @@ def resolve(policy: ExecPolicy, wish: Wish, gates: Gates, *, sandbox_works: bool
 
 
 def decide(resolved: Resolved, listed: Decision) -> Decision:
-    """`listed` is what the list says of the command: see `allows`."""
+    """Decide about a command. `listed` is the decision of `decide_by_allowlist`."""
     if resolved.refused or resolved.security is Security.DENY:
         because = resolved.because if resolved.refused else f"`{KEY}` denies every command"
         return Decision(Verdict.DENY, because, key=resolved.key)
@@ -118,7 +121,7 @@ def decide(resolved: Resolved, listed: Decision) -> Decision:
 
 
 def closed_gate(setting: Elevated, gates: Gates) -> str:
-    """Which gate keeps commands in the sandbox; empty where all are open."""
+    """Return the gate that keeps commands in the sandbox; empty if all are open."""
     if setting is Elevated.OFF:
         return f"`{KEY_ELEVATED}` is off"
     if not gates.owner:
@@ -156,7 +159,7 @@ def _elevated(policy: ExecPolicy, wish: Wish, gates: Gates) -> Resolved:
 
 
 def _denies_misses(security: Security, ask: Asking) -> bool:
-    """To ask where the owner has said no would be looser, although it asks more."""
+    """Whether misses are denied. To ask where the owner has denied would be looser, although it asks more."""
     return security is Security.ALLOWLIST and ask is Asking.OFF
 
 

@@ -1,4 +1,4 @@
-"""What was granted, as far as it reaches here; and what a call lacks."""
+"""Determines which grants apply in a session, and which permissions a call lacks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from retinue.text.glob_match import matches_glob
 def in_force(
     grants: Iterable[Grant], *, agent: str, session: SessionId, origin: OriginKind, now: datetime
 ) -> tuple[Permission, ...]:
-    """The permissions that count in this session. What was granted for good counts only where a person has opened the
-    session: a subagent, a schedule or a task has nothing but what was granted to it."""
+    """Return the permissions that apply in this session.
+
+    A permanent grant applies only in a session that a person opened. A subagent, a schedule or a
+    background job has only what was granted to its own session.
+    """
     return tuple(
         grant.permission
         for grant in grants
@@ -28,7 +31,7 @@ def in_force(
 
 
 def missing(needs: Sequence[Permission], rights: Rights, held: Sequence[Permission]) -> tuple[Permission, ...]:
-    """What a call needs and the agent does not have."""
+    """Return the permissions that a call needs and the agent does not have."""
     return tuple(
         need
         for need in dict.fromkeys(needs)
@@ -37,5 +40,5 @@ def missing(needs: Sequence[Permission], rights: Rights, held: Sequence[Permissi
 
 
 def lets_use(held: Iterable[Permission], tool: str) -> Permission | None:
-    """The grant by which a tool that would be asked about is not."""
+    """Return the grant that lets a tool be used without approval."""
     return next((have for have in held if have.access is Access.TOOL and matches_glob(have.what, tool)), None)

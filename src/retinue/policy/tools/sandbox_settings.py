@@ -1,4 +1,4 @@
-"""How one agent's commands are confined: the house's settings, made stricter by the agent's own. Pure."""
+"""Determines how an agent's commands are confined: the server's settings, made stricter by the agent's own. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ _PLAIN = SandboxRules()
 
 
 def sandbox_of(house: SandboxSettings, agent: Agent, *senders: Agent) -> SandboxSettings:
-    """What holds for an agent: of each two words the stricter, and of all of them for one who was sent out by others.
-    An image is neither, so the agent's own is taken, or that of who sent it."""
+    """Return the settings for an agent: the stricter value of each, including those of the agents that spawned it.
+
+    An image is neither stricter nor looser. The agent's own is used, or that of the agent that
+    spawned it.
+    """
     for each in (agent, *senders):
         house = _stricter_by(house, each.sandbox)
     return house
@@ -54,12 +57,12 @@ def _docker_of(house: DockerSettings, own: SandboxRules) -> DockerSettings:
 
 
 def is_main(origin: Origin, owner: str) -> bool:
-    """Whether the owner sits before a session. A channel is no such place: others may speak there."""
+    """Whether only the owner writes in a session. False for channels, where others may write."""
     return origin.kind in (OriginKind.TERMINAL, OriginKind.WEB) and origin.belongs_to(owner)
 
 
 def is_confined(sandbox: SandboxSettings, *, main: bool) -> bool:
-    """Whether commands of a session are to run in a sandbox, whether or not there is one that works."""
+    """Whether a session's commands must run in a sandbox, even if none works on this machine."""
     if sandbox.kind is SandboxKind.OFF or sandbox.mode is SandboxMode.OFF:
         return False
     return sandbox.mode is SandboxMode.ALL or not main

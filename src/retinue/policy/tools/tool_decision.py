@@ -1,7 +1,6 @@
-"""The whole verdict on one call: rules, grants, what it needs, where its arguments come from, where it would run, and
-whether a call like it is always put to the owner.
+"""The complete decision on one tool call: rules, grants, permissions, provenance, sandbox and confirmation.
 
-Pure. Every door asks here, and `retinue policy explain` shows what it said.
+Pure. Every interface decides here, and `retinue policy explain` shows the result.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ CONFIRMATION = "confirmation"
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """A verdict with everything that led to it.
+    """A decision with everything that led to it.
 
-    `would_grant` is what a yes for longer than once would grant. It is empty where each call has to be asked about for
-    itself: a yes to these arguments says nothing about others.
+    `would_grant` is what an approval for longer than once would grant. It is empty if each call
+    needs its own approval: approving these arguments says nothing about others.
     """
 
     decision: Decision
@@ -45,8 +44,11 @@ def judge(
     sandbox: Decision | None = None,
     confirmation: Decision | None = None,
 ) -> Judgement:
-    """`missing` are permissions that the call needs and nobody gave; `origin`, `sandbox` and `confirmation` are what
-    those say of it, None where they have nothing to say."""
+    """Decide about a call.
+
+    `missing` are permissions that the call needs and were not granted. `provenance`, `sandbox` and
+    `confirmation` are the decisions of those checks; None if they have nothing to decide.
+    """
     findings = list(chain.findings(spec))
     decision = chain.decide(spec)
     would_grant: list[Permission] = []

@@ -1,4 +1,4 @@
-"""Names of tools: groups of them, profiles, other spellings, and what a glob fits."""
+"""Tool names: groups, profiles, aliases, and what a list entry expands to."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PANELS = (
     *("panels_open", "panels_close", "panels_move", "panels_replace", "panels_focus"),
 )
 _MEMORY = ("memory_search", "memory_get", "memory_write")
-# For whoever was written to from a channel: elsewhere there is nothing to react to, and no place for a file.
+# Only for messages from a channel: elsewhere there is nothing to react to, and nowhere to send a file.
 OF_A_ROOM = ("send_file", "react")
 _MESSAGING = ("message", "notify", "ask_questions", *OF_A_ROOM)
 
-# What a schedule keeps from one time to the next: for what the clock begins, and for nothing else.
+# What a schedule keeps between occurrences: only for sessions of a schedule.
 OF_A_SCHEDULE = ("cron_read_task", "cron_read_memory", "cron_write_memory")
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -63,10 +63,10 @@ ALIASES: Mapping[str, str] = {"bash": "exec", "shell": "exec"}
 ABSENT: Mapping[str, str] = {
     "whatsapp_login": "there is no connector to WhatsApp here, and so nothing to sign in to",
 }
-"""Tools that other houses have and this one does not, each with the reason."""
+"""Tools known from other systems that this server does not have, each with the reason."""
 
-# A subagent works for another agent: it starts nobody, speaks with no person, reaches no other conversation but that
-# one's and changes no standing thing.
+# A subagent works for another agent. It spawns no agents, messages no person, reaches no session but
+# its parent's, and changes nothing permanent.
 SUBAGENT_DENIED = (
     *_SESSIONS,
     *_MESSAGING,
@@ -75,13 +75,13 @@ SUBAGENT_DENIED = (
     "create_permanent_agent",
 )
 
-# Not to be called from outside a run, where no model was asked and nobody watches, unless the owner says so.
+# Not callable from outside a run, where no model decided and no person watches, unless the owner allows it.
 INVOKE_DENIED = (
     *("exec", "process", "write", "edit", "browser", "browser_act", "sessions_spawn", "sessions_send", "gateway"),
 )
 
 
-# Calls that only the owner decides about: changes of settings, and operations that only privileged callers may ask for.
+# Calls that only the owner may approve: changes of settings, and operations that need a privileged caller.
 OWNER_DECIDES = frozenset(
     {
         "gateway",
@@ -100,7 +100,7 @@ OWNER_DECIDES = frozenset(
 
 
 def expanded(entries: Iterable[str], sources: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Entries of a list as globs over names of tools. `sources` has the tools of each plug-in and MCP server."""
+    """Expand list entries to globs over tool names. `sources` has the tools of each plugin and MCP server."""
     globs: list[str] = []
     for entry in entries:
         name = entry.casefold()
@@ -118,5 +118,5 @@ def expanded(entries: Iterable[str], sources: Mapping[str, tuple[str, ...]]) -> 
 
 
 def _of_plugins(sources: Mapping[str, tuple[str, ...]]) -> list[tuple[str, tuple[str, ...]]]:
-    """Each source under its name, and all of them together as `plugins`."""
+    """Return each source under its name, and all of them together as `plugins`."""
     return [*sources.items(), (PLUGINS, tuple(tool for tools in sources.values() for tool in tools))]

@@ -1,7 +1,10 @@
-"""May this tool be used here? Layers of rules, each of which can only take away: deny wins, then ask.
+"""Decides whether a tool may be used: layers of rules that can only restrict.
 
-global -> provider and model -> agent -> session -> sender, and how it is called. What a call needs beyond that
-(permissions, the origin of its arguments, a sandbox) is judged by `policy/tools/tool_decision`.
+Deny wins, then ask.
+
+global -> provider and model -> agent -> session -> sender, and how it is called. What a call needs
+beyond that (permissions, provenance of its arguments, a sandbox) is decided by
+`policy/tools/tool_decision`.
 """
 
 from __future__ import annotations
@@ -51,27 +54,32 @@ class Door(StrEnum):
 
 
 class Circumstances(NamedTuple):
-    """What is known of whoever wants to use a tool, beside who they are. A tuple: rules are looked up by it, several
-    times a turn."""
+    """The facts that the rules depend on, besides the agent.
+
+    A tuple: rules are looked up by it several times per turn.
+    """
 
     provider: str = ""
     model: str = ""
     origin: OriginKind = OriginKind.TERMINAL
     sender: Address | None = None
-    speakers: tuple[Address, ...] = ()  # the people behind it, where it is a room
-    behalf: Address | None = None  # whom it is for in the end, where another run set it going
-    behalf_speakers: tuple[Address, ...] = ()  # the people behind that, where it is a room
-    senders: tuple[Agent, ...] = ()  # whose rules hold too, because it is a subagent of theirs
-    requesters: tuple[Requester, ...] = ()  # the people on whose behalf it works; none where nobody asked for it
-    channel: str = ""  # CONNECTOR:ROOM, where the words came from one
+    speakers: tuple[Address, ...] = ()  # the people who wrote in the channel, if the sender is one
+    behalf: Address | None = None  # the run principal, if another run started this one
+    behalf_speakers: tuple[Address, ...] = ()  # the people who wrote in that channel, if the principal is one
+    senders: tuple[Agent, ...] = ()  # the agents that spawned this one; their rules apply too
+    requesters: tuple[Requester, ...] = ()  # the people for whom the run acts; empty if none asked for it
+    channel: str = ""  # CONNECTOR:CHANNEL, if the message came from one
     door: Door = Door.MODEL
-    hidden: tuple[str, ...] = ()  # tools that are told of as skills instead
-    read_only: bool = False  # the workspace is not to be written, by commands or by anything else
-    browser: bool = True  # whether its sandbox lets it have one
+    hidden: tuple[str, ...] = ()  # tools that are offered as skills instead
+    read_only: bool = False  # the workspace must not be written, by commands or otherwise
+    browser: bool = True  # whether its sandbox permits one
 
     @property
     def apart_from_who_asks(self) -> tuple[object, ...]:
-        """All but what `by_sender` looks at: with that, what layers depend on."""
+        """All fields but those that `build_sender_layers` reads.
+
+        Together with its result, a cache key for the layers.
+        """
         return (
             *(self.provider, self.model, self.origin, self.door),
             *(self.hidden, self.read_only, self.browser, self.senders),
@@ -79,10 +87,13 @@ class Circumstances(NamedTuple):
 
 
 class Layer(Struct, frozen=True, kw_only=True):
-    """One place where rules stand. `own` are the agent's, which `system_*` tools pass.
+    """One set of rules.
 
-    `fixed`: the lists are the house's, and what can be changed is `key` itself. `lent`: they are for whom it is done in
-    the end, and not for who asks: they only take away, and nothing counts as named by them.
+    `is_agents`: they are the agent's own, which `system_*` tools bypass.
+
+    `is_fixed`: the lists are built in, and only `key` itself can be changed. `only_restricts`: they
+    apply because of the run principal, not the sender. They can only remove tools, and naming a
+    tool in them does not enable it.
     """
 
     name: str
@@ -94,7 +105,7 @@ class Layer(Struct, frozen=True, kw_only=True):
 
 
 class Finding(Struct, frozen=True):
-    """What one layer says, and which setting says it."""
+    """The decision of one layer, and the setting behind it."""
 
     layer: str
     verdict: Verdict
@@ -103,20 +114,23 @@ class Finding(Struct, frozen=True):
 
 
 class _Rules(Struct, frozen=True, kw_only=True):
-    """A layer with its names spelled out."""
+    """A layer with its entries expanded to tool names."""
 
     layer: Layer
     profile: tuple[str, ...] | None
-    allow: tuple[str, ...] | None  # None: everything, or a list of nothing but plug-ins, which hides no other tool
+    allow: tuple[str, ...] | None  # None: everything, or a list of nothing but plugins, which hides no other tool
     also_allow: tuple[str, ...]
     ask: tuple[str, ...]
     deny: tuple[str, ...]
 
 
 class Chain:
-    """The rules for one agent in its circumstances. Pure, and the same on every door.
+    """The rules for one agent in its context.
 
-    `above` are those for whoever sent it out, in the same circumstances: what one of them may not do, it may not.
+    Pure, and the same for every interface.
+
+    `parents` are the chains of the agents that spawned it, in the same context. It may not do what
+    one of them may not.
     """
 
     def __init__(self, layers: Sequence[Layer], known: Iterable[ToolSpec], *, above: Sequence[Chain] = ()) -> None:
@@ -126,17 +140,20 @@ class Chain:
         sources = _by_source(specs.values())
         self.warnings: list[str] = []
         self._rules = [self._spelled_out(layer, specs, sources) for layer in self.layers]
-        # `*` and a profile are not names. What needs to be named is named where it is allowed, in any layer.
+        # `*` and a profile do not name a tool. A tool that must be named can be named where it is
+        # allowed, in any layer.
         naming = (rules for rules in self._rules if not rules.layer.lent)
         self._named = [glob for rules in naming for glob in (*(rules.allow or ()), *rules.also_allow, *rules.ask)]
-        self._judged: dict[str, tuple[ToolSpec, tuple[Finding, ...], Decision]] = {}  # rules do not change
-        self._said: dict[Finding, Finding] = {}  # most tools hear the same, and there are hundreds of them
+        # Safe to cache: rules do not change.
+        self._judged: dict[str, tuple[ToolSpec, tuple[Finding, ...], Decision]] = {}
+        # Interned: most tools get the same findings, and there are hundreds of tools.
+        self._said: dict[Finding, Finding] = {}
 
     def decide(self, spec: ToolSpec) -> Decision:
         return self._judge(spec)[2]
 
     def findings(self, spec: ToolSpec) -> tuple[Finding, ...]:
-        """What every layer says, for whoever wants to know why."""
+        """Return the decision of every layer, to explain the result."""
         return self._judge(spec)[1]
 
     def _judge(self, spec: ToolSpec) -> tuple[ToolSpec, tuple[Finding, ...], Decision]:
@@ -180,7 +197,7 @@ class Chain:
 
 
 def _strictest(findings: Sequence[Finding]) -> Decision:
-    """The first no; else the first who wants to be asked."""
+    """Return the first denial; else the first ask."""
     for verdict in (Verdict.DENY, Verdict.ASK):
         for finding in findings:
             if finding.verdict is verdict:
@@ -189,7 +206,7 @@ def _strictest(findings: Sequence[Finding]) -> Decision:
 
 
 def _say(rules: _Rules, spec: ToolSpec) -> Finding:
-    """One layer on one tool. Deny first, then what is allowed, then capabilities, then ask."""
+    """Apply one layer to one tool: deny first, then what is allowed, then capabilities, then ask."""
     layer, lists, name = rules.layer, rules.layer.lists, spec.name
 
     def found(verdict: Verdict, because: str, field: str) -> Finding:
@@ -199,7 +216,7 @@ def _say(rules: _Rules, spec: ToolSpec) -> Finding:
         return found(Verdict.ALLOW, f"{SYSTEM}* tools pass an agent's own lists", "allow")
     if (glob := _first(rules.deny, name)) is not None:
         return found(Verdict.DENY, f"{layer.name} denies '{glob}'", "deny")
-    asked = _first(rules.ask, name)  # to be asked about, it has to be there
+    asked = _first(rules.ask, name)  # a tool that needs approval must be available
     if asked is None and _first(rules.also_allow, name) is None:
         if rules.profile is not None and _first(rules.profile, name) is None:
             return found(Verdict.DENY, f"{layer.name} has the profile '{lists.profile}', without '{name}'", "profile")
@@ -221,13 +238,13 @@ def _first(globs: Sequence[str], text: str) -> str | None:
 
 
 def _only_plugins(globs: Sequence[str], specs: Mapping[str, ToolSpec]) -> bool:
-    """Whether these fit tools of plug-ins and no other: then they were written to add them, not to hide the rest."""
+    """Whether these match only plugin tools: then they were written to add those, not to hide the rest."""
     fitting = [spec for name, spec in specs.items() if any(matches_glob(glob, name) for glob in globs)]
     return bool(fitting) and all(":" in spec.source for spec in fitting)
 
 
 def _by_source(specs: Iterable[ToolSpec]) -> dict[str, tuple[str, ...]]:
-    """The tools of each plug-in or MCP server, under `plugin:NAME` and, where no group is called so, under NAME."""
+    """Return the tools of each plugin or MCP server, under `plugin:NAME` and, if no group has that name, under NAME."""
     found: dict[str, list[str]] = {}
     for spec in specs:
         kind, colon, name = spec.source.casefold().partition(":")
@@ -239,7 +256,7 @@ def _by_source(specs: Iterable[ToolSpec]) -> dict[str, tuple[str, ...]]:
 
 
 def _is_known(entry: str) -> bool:
-    """Names of tools that this house may simply not have, such as those of a browser."""
+    """Whether it names a tool that exists but may not be installed here, such as those of a browser."""
     name = entry.casefold()
     return name.startswith(("group:", SYSTEM)) or name in GROUPS or any(name in tools for tools in GROUPS.values())
 
@@ -248,14 +265,14 @@ def _agent_key(layers: Sequence[Layer], field: str) -> str:
     return next((f"{layer.key}.{field}" for layer in layers if layer.own), f"tools.{field}")
 
 
-# --- which layers there are ---
+# --- the layers ---
 
 
 def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> list[Layer]:
-    """In the order of the design: house, provider and model, agent, session, sender, door."""
+    """Return the layers in order: server, provider and model, agent, session, sender, call source."""
     own = agent.tools
     key = f"agents.{agent.name}.tools"
-    # An agent's profile takes the place of the house's.
+    # An agent's profile replaces the server's.
     house = settings if own.profile is None else _without_profile(settings)
     layers = [Layer(name="the house", key="tools", lists=house)]
     if not settings.agents_enabled:
@@ -264,7 +281,7 @@ def layers_for(settings: ToolSettings, agent: Agent, where: Circumstances) -> li
     layers += _by_provider(settings.by_provider, "tools", where, own=False)
     if own.policy is not None:
         named = settings.policies.get(own.policy)
-        # A policy that is named and not there lets nothing pass: it was meant to restrict.
+        # An undeclared policy allows nothing: it was meant to restrict.
         lists = named if named is not None else ToolLists(allow=())
         because = own.policy if named is not None else f"{own.policy}, which is not declared"
         layers.append(Layer(name=f"the policy {because}", key=f"tools.policies.{own.policy}", lists=lists))
@@ -311,7 +328,7 @@ def _without_profile(settings: ToolSettings) -> ToolLists:
 
 
 def _by_provider(rules: Mapping[str, ToolLists], key: str, where: Circumstances, *, own: bool) -> list[Layer]:
-    """The rules for a model go before those for its provider."""
+    """Return the rules for the model, or else those for its provider."""
     by_name = {name.casefold(): (name, lists) for name, lists in rules.items()}
     for wanted in (f"{where.provider}/{where.model}", where.provider):
         if where.provider and wanted.casefold() in by_name:
@@ -321,10 +338,14 @@ def _by_provider(rules: Mapping[str, ToolLists], key: str, where: Circumstances,
 
 
 def by_sender(settings: ToolSettings, where: Circumstances) -> list[Layer]:
-    """Whoever works for another is bound by the rules for both, so that nobody gains by asking through an agent.
+    """Return the layers for the senders.
 
-    So are several who have spoken in one room: nobody gains by speaking after another. All that layers depend on of
-    `sender`, `speakers`, `behalf`, `behalf_speakers`, `requesters` and `channel`.
+    A run that acts for another principal is bound by the rules for both, so asking through an agent
+    gains nothing.
+
+    The same holds for several people in one channel: writing after another person gains nothing.
+    Depends on `sender`, `speakers`, `principal`, `principal_speakers`, `requesters` and `channel`
+    only.
     """
     is_outside = any(each.is_outside for each in where.requesters)
     if not settings.by_sender and not settings.by_channel and not is_outside:
@@ -347,14 +368,17 @@ def by_sender(settings: ToolSettings, where: Circumstances) -> list[Layer]:
     if behalf is not None and behalf != where.sender:
         for speaker in where.behalf_speakers or (None,):
             add(_for_sender(settings, (speaker, behalf), behalf.room), speaker or behalf, lent=True)
-    for whose in tuple(left):  # who set the schedule, or spoke last where the server itself writes
+    for whose in tuple(left):  # who set the schedule, or wrote last if the server itself is the sender
         add(_for_sender(settings, (whose,), whose.room), whose, lent=True)
     return list(layers.values())
 
 
 def _for_outside(settings: ToolSettings, found: Sequence[Layer]) -> Layer:
-    """What someone has who is neither the owner nor a member. Rules that were written for them go before it: a profile
-    of theirs replaces this one, and what they add is added here too."""
+    """Return the layer for a person who is neither the owner nor a member.
+
+    Rules written for them come first: their profile replaces this one, and tools they add are added
+    here too.
+    """
     lists = settings.outside_senders
     rules = [layer.lists for layer in found]
     has_profile = any(each.profile is not None for each in rules)
@@ -382,7 +406,7 @@ def _for_sender(settings: ToolSettings, addresses: Sequence[Address | None], roo
         if any(matches_glob(name, sender) for sender in senders):
             layers.append(Layer(name=f"the rules for {name}", key=f"tools.by_sender.{name}", lists=lists))
     if room:
-        # The nearest rules count alone: of this sender here, of this channel, of the sender anywhere, of any channel.
+        # Only the most specific rules apply: this sender here, this channel, the sender anywhere, any channel.
         for channel in (room, EVERYTHING):
             rules = settings.by_channel.get(channel)
             if rules is None:
