@@ -1,1 +1,1 @@
-"""What replies: small protocols over whoever sells the words."""
+"""Language models: small protocols over all providers."""

@@ -1,4 +1,4 @@
-"""What replies. A model is handed the whole context and answers with a stream; nothing else is asked of it."""
+"""The model protocol: a model gets the whole context and replies with a stream of chunks."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ class Thinking(Struct, frozen=True):
 
 
 class Asks(Struct, frozen=True):
-    """A tool call, complete."""
+    """A complete tool call."""
 
     call: Call
 
 
 class Seals(Struct, frozen=True):
-    """What the provider wants back with what it has just said. Where that was of another kind, or is sealed already,
-    it belongs to a new stretch without words."""
+    """What the provider wants back together with the preceding chunks, such as a signature.
+
+    If those are of another kind, or already signed, it belongs to a new, empty part.
+    """
 
     kind: PieceKind
     seal: str
 
 
 class Ended(Struct, frozen=True):
-    """Always the last chunk of a reply that came through whole. A cost of nothing means: work it out from the price."""
+    """Always the last chunk of a complete reply. A cost of zero means: compute it from the price."""
 
     stop: Stop
     usage: Usage
@@ -51,13 +53,13 @@ Chunk = Text | Thinking | Asks | Seals | Ended
 
 
 class Media(Protocol):
-    """Where the bytes of an attachment are. None where they are gone."""
+    """Reads the bytes of an attachment. None if they are gone."""
 
     def read(self, attachment: Attachment) -> bytes | None: ...
 
 
 class Prompt(Struct, frozen=True, kw_only=True):
-    """Everything a model is given for one reply."""
+    """Everything a model gets for one reply."""
 
     session: SessionId
     instructions: str
@@ -69,9 +71,10 @@ class Prompt(Struct, frozen=True, kw_only=True):
 
 
 class Model(Protocol):
-    """Replies to a prompt as a stream that ends with `Ended`, or raises `ModelFailed`.
+    """Replies to a prompt with a stream that ends with `EndChunk`, or raises `ModelFailed`.
 
-    `key` is the credential to ask with: empty where none is needed. It is in no error, no log and no `repr`.
+    `key` is the API key to use, empty if none is needed. It never appears in an error, a log or a
+    `repr`.
     """
 
     @property
@@ -84,7 +87,7 @@ class Model(Protocol):
 
 
 class Weaver(Protocol):
-    """Puts encoded records together, for as long as they are kept."""
+    """Joins encoded records, for as long as they are cached."""
 
     def add(self, records: Sequence[Record], wires: Sequence[bytes]) -> None: ...
 
@@ -95,12 +98,14 @@ EncodePlain = Callable[[Sequence[Plain]], Sequence[bytes]]
 
 
 class WireCache:
-    """Contexts as bytes, each record encoded once: the cost of a turn does not grow with the history.
+    """Cache of encoded contexts.
 
-    Kept by session and by the form of its bytes (who is asked, in which format, and whatever else shapes them), and
-    bounded in bytes, the longest unused going first; rebuilt when evicted, never stored.
-    What is kept is known by the records themselves: a number may come to mean something else, when a run that could not
-    be stored is taken up again.
+    Each record is encoded once, so the cost of a turn does not grow with the history.
+
+    Keyed by session and by everything else that shapes the bytes: provider, format and options.
+    Limited in bytes; the least recently used entry is evicted first. Entries are rebuilt after
+    eviction, never stored. They are compared by the records themselves, not by their sequence
+    numbers: a number is reused if a run could not be stored and is resumed.
     """
 
     def __init__(self, bytes_max: int = WIRE_CACHE_BYTES_MAX) -> None:
@@ -115,9 +120,12 @@ class WireCache:
     def of(
         self, session: SessionId, records: Sequence[Record], encode: Encode, *, form: Hashable = ""
     ) -> Sequence[bytes]:
-        """The records of a session's context, each as bytes. Only those that are new are encoded.
+        """Return the encoded records of a session's context.
 
-        What `encode` makes of a record may depend on those before it, and on what is in `form`; on nothing else.
+        Only new ones are encoded.
+
+        The result of `encode` may depend on the records before and on `format_key`, and on nothing
+        else.
         """
         kept = self._take((session, form), records)
         kept.encode(encode)
@@ -134,9 +142,11 @@ class WireCache:
         form: Hashable = "",
         plain: EncodePlain | None = None,
     ) -> W:
-        """The same, put together by what `make` makes. That is kept instead, and given only the records that are new;
-        where an older one has changed, all of them. `plain` makes of many at once what `encode` makes of each: for one
-        that puts bytes behind bytes and asks no more, in as many pieces as it likes.
+        """Return the records of a context, joined by the object that `make_joiner` creates.
+
+        The joiner is cached and gets only new records, or all of them if an older one has changed.
+        `encode_plain` does for many records at once what `encode` does for each. It is for joiners
+        that only concatenate, and may return any number of pieces.
         """
         kept = self._take((session, form), records)
         kept.weave(make, encode, plain)
@@ -146,7 +156,7 @@ class WireCache:
     def _take(self, key: tuple[SessionId, Hashable], records: Sequence[Record]) -> _Encoded:
         kept = self._kept.pop(key, None) or _Encoded()
         self._size_bytes -= kept.size_bytes
-        # The same objects as a rule, which is seen at a glance; and a list, since no list equals a tuple.
+        # Usually the same objects, which compares fast. As a list, because a list never equals a tuple.
         if kept.records != list(records[: len(kept.records)]):
             kept = kept.only(records)
         kept.records += records[len(kept.records) :]
@@ -164,7 +174,7 @@ class WireCache:
 
 class _Encoded(Struct):
     records: list[Record] = field(default_factory=list[Record])
-    wires: list[bytes] = field(default_factory=list[bytes])  # of the first so many of them
+    wires: list[bytes] = field(default_factory=list[bytes])  # of the first records
     woven: Weaver | None = None
     woven_records: int = 0
     size_bytes: int = 0
@@ -175,7 +185,7 @@ class _Encoded(Struct):
         self.size_bytes += sum(map(len, wires))
 
     def weave(self, make: Callable[[], Weaver], encode: Encode, plain: EncodePlain | None) -> None:
-        """Some at a time, so that what is joined of them is let go before the next are made."""
+        """Encode and join in batches, so that the memory of one batch is freed before the next."""
         if self.woven is None:
             self.woven = make()
         while new := self.records[self.woven_records : self.woven_records + WOVEN_AT_ONCE]:
@@ -185,7 +195,7 @@ class _Encoded(Struct):
             self.size_bytes += sum(map(len, wires))
 
     def only(self, records: Sequence[Record]) -> _Encoded:
-        """What is kept of the beginning that both have in common."""
+        """Return what is still valid: the prefix that both have in common."""
         pairs = enumerate(zip(self.records, records, strict=False))
         count = next((at for at, (ours, theirs) in pairs if ours != theirs), min(len(self.records), len(records)))
         common = _Encoded(list(records[:count]), self.wires[:count])

@@ -1,8 +1,8 @@
-"""Which credentials there are, in which order they are asked, and which one a session stays with.
+"""Collects the credentials of an agent, orders them, and keeps a session on the one that served it.
 
-They come from three places: variables of the environment that a provider is known by (`anthropic:env`), the `key` of
-its settings (`anthropic:settings`, which stands in for those variables), and what was added by an operation. A key is
-read when it is needed, and goes nowhere but into the request.
+There are three sources: environment variables known for a provider (`anthropic:env`), the `key` of
+its settings (`anthropic:settings`, which replaces those variables), and credentials added by an
+operation. A key is read when it is needed, and goes only into the request.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def gather(
     keys: Mapping[str, Secret],
     environment: Mapping[str, str],
 ) -> tuple[Credential, ...]:
-    """Every credential of the house and its agents. What is found keeps the place and the last use that are stored."""
+    """Return every credential of the server and its agents. A discovered one keeps its stored position and last use."""
     rows = {credential.key: credential for credential in stored}
     found: dict[tuple[str, str], Credential] = {}
     for credential in _found(variables=variables, keys=keys, environment=environment):
@@ -41,13 +41,13 @@ def gather(
         found[credential.key] = (
             replace(credential, position=row.position, used_at=row.used_at) if row is not None else credential
         )
-    # A row of one that is not found any more only remembers how it fared.
+    # A row whose credential was not discovered again only remembers its status.
     kept = {key: row for key, row in rows.items() if not is_found(row.id)}
     return tuple(sorted((found | kept).values(), key=lambda each: (each.provider, each.key)))
 
 
 def is_found(id_: str) -> bool:
-    """Whether an id is of those that nobody adds, because they are found."""
+    """Whether the id is one of a discovered credential, which cannot be added."""
     _, _, name = id_.partition(":")
     return name in (SETTINGS, ENVIRONMENT) or name.startswith(f"{ENVIRONMENT}-")
 
@@ -63,7 +63,7 @@ def _found(
             continue
         for number, name in enumerate(names, start=1):
             if environment.get(name):
-                # Numbered by its place, not by what is set: a second variable does not become the first one.
+                # Numbered by position in the list, not by what is set, so that ids stay stable.
                 short = ENVIRONMENT if number == 1 else f"{ENVIRONMENT}-{number}"
                 yield Credential(id=f"{provider}:{short}", provider=provider, source=f"env:{name}")
 
@@ -74,7 +74,7 @@ def secret_of(credential: Credential) -> Secret:
 
 
 def key_of(credential: Credential, environment: Mapping[str, str]) -> str:
-    """The key itself, for a request. Where it cannot be had, that is a failure like a refused one."""
+    """Return the key itself, for a request. An unreadable key fails like a rejected one."""
     try:
         return _read(credential, environment)
     except RetinueError as error:
@@ -88,7 +88,7 @@ def key_of(credential: Credential, environment: Mapping[str, str]) -> str:
 
 
 def _read(credential: Credential, environment: Mapping[str, str]) -> str:
-    """Without the blanks around it, which are there for whoever wrote it down. What no header can hold is no key."""
+    """Return the key without surrounding whitespace. A value that cannot be in a header is not a key."""
     key = secret_of(credential).read(environment).strip()
     if key and key.isascii() and key.isprintable():
         return key
@@ -102,19 +102,19 @@ def _read(credential: Credential, environment: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keyring:
-    """The credentials one agent may use: its own, and the house's after them."""
+    """The credentials that one agent may use: its own first, then the server's."""
 
     agent: str
     credentials: Sequence[Credential]
     variables: Mapping[str, Sequence[str]]
-    environment: Mapping[str, str] = field(repr=False)  # keys are in it
+    environment: Mapping[str, str] = field(repr=False)  # contains keys
 
     def of(self, provider: str) -> tuple[Credential, ...]:
-        """Those whose key can be read."""
+        """Return the credentials whose key can be read."""
         return tuple(each for each in self._all(provider) if not self._fault(each))
 
     def none_because(self, provider: str) -> str:
-        """Why there is none of them to use, and what would change that."""
+        """Explain why there is no usable credential, and what to do."""
         faults = [f"{each.id}: {fault}" for each in self._all(provider) if (fault := self._fault(each))]
         if faults:
             return "; ".join(faults)
@@ -136,10 +136,13 @@ class Keyring:
 def order(
     credentials: Sequence[Credential], states: States, *, model: str, mind: Mind, now: datetime
 ) -> tuple[Credential, ...]:
-    """Which to ask first. One that a person has chosen is asked alone.
+    """Return the credentials in the order to try them.
 
-    Then: the one that served this session; an agent's own before the house's; by the order someone has set; tokens
-    before keys; the longest unused. Those that cool down come last, the soonest free first.
+    If a person chose one for the session, only that one.
+
+    Otherwise: the one that served this session, an agent's own before the server's, the configured
+    order, tokens before keys, the least recently used. Those in cooldown come last, the soonest
+    available first.
     """
     if credentials and is_pinned(mind, credentials[0].provider):
         return tuple(each for each in credentials if each.id == mind.credential)[:1]
@@ -171,12 +174,16 @@ def is_pinned(mind: Mind, provider: str) -> bool:
 
 
 def served(mind: Mind, credential: Credential | None) -> Mind:
-    """A session stays with the credential that served it, for its provider's cache. What a person chose stays."""
+    """Keep a session on the credential that served it, for the provider's prompt cache. A person's choice stays."""
     if mind.pinned or credential is None or mind.credential == credential.id:
         return mind
     return replace(mind, credential=credential.id)
 
 
 def let_go(mind: Mind) -> Mind:
-    """After a reset or a compaction nothing is cached: the next call chooses anew. What a person chose stays."""
+    """Release a session's credential.
+
+    After a reset or compaction nothing is cached, so the next call chooses again. A person's choice
+    stays.
+    """
     return mind if mind.pinned or mind.credential is None else replace(mind, credential=None)

@@ -1,7 +1,8 @@
-"""What a provider means when it refuses: the status first, then the typed parts of its body, its words last.
+"""Classifies a provider's error: by the HTTP status, then the typed parts of its body, then its message.
 
-Words change, and lie: "too many tokens" is a rate limit with one provider and an overflow with another. They are looked
-for as plain phrases, within a bounded text, and only where nothing typed has decided.
+Messages change and mislead: "too many tokens" is a rate limit with one provider and a context
+overflow with another. They are matched as plain phrases, in a limited text, and only if nothing
+typed has decided.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from msgspec import Struct
 
 from retinue.domain.model import Failure
 
-WORDS_CHARS_MAX = 4_000  # so much of a message is looked at
-NODES_MAX = 200  # and so much of a body
+WORDS_CHARS_MAX = 4_000  # how much of a message is searched
+NODES_MAX = 200  # how much of a body is visited
 DEPTH_MAX = 6
 
 
 class Said(Struct, frozen=True, kw_only=True):
-    """What a body says: its own words, its typed codes in small letters from the outside in, a status and a delay."""
+    """A parsed error body: its message, its typed codes in lower case from the outside in, a status and a delay."""
 
     message: str = ""
     codes: tuple[str, ...] = ()
     status: int | None = None
-    retry_s: float | str | None = None  # as it was given: a number of seconds, or "34s"
+    retry_s: float | str | None = None  # as given: a number of seconds, or "34s"
 
 
 def said_in(body: Any) -> Said:
-    """A body, as bytes or read already, in any of the shapes that providers give their errors."""
+    """Parse an error body, as bytes or already decoded, in any of the shapes that providers use."""
     walk = _Walk()
     walk.into(_decoded(body), 0)
     best = max(walk.messages, key=lambda found: found[0], default=(0, ""))
@@ -56,7 +57,7 @@ _SAYS_NOTHING = frozenset({"provider returned error", "error", "bad request", "i
 
 
 class _Walk:
-    """Goes through a body once, from the outside in and bounded, and keeps what it finds."""
+    """Walks through a body once, from the outside in and limited, and collects what it finds."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[int, str]] = []
@@ -106,15 +107,15 @@ class _Walk:
                 pass
 
     def _words(self, words: str, depth: int) -> None:
-        """Words may hold the body of another: whoever passes an error on likes to quote it whole."""
+        """Add a message. It may contain the body of another error: proxies like to quote it whole."""
         words = words.strip()
         at = words.find("{")
         inner = _decoded(words[at:]) if at >= 0 and depth < DEPTH_MAX else ""
         if isinstance(inner, dict | list):
             self.into(inner, depth + 1)
             words = words[:at].rstrip(" -:[\n")
-        if words and words[0] not in "{[":  # what is left of a body that was cut is nothing to show
-            # The first that says something is taken: what follows are repetitions, or whoever passed it on.
+        if words and words[0] not in "{[":  # the rest of a truncated body is not worth showing
+            # The first informative message wins. Later ones repeat it or come from a proxy.
             worth = 0 if words.lower() in _SAYS_NOTHING else 1
             self.messages.append((worth, words))
 
@@ -130,10 +131,10 @@ def _decoded(body: Any) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
-        return "" if _HTML.match(body) else body  # a page for a browser tells a person nothing here
+        return "" if _HTML.match(body) else body  # an HTML page means nothing to a person here
 
 
-# What a typed code decides by itself. Codes that say no more than the status does are not here.
+# Codes that decide alone. Codes that say no more than the status are not listed.
 _CODES: Mapping[str, Failure] = {
     code: failure
     for failure, codes in {
@@ -167,7 +168,7 @@ _CODES: Mapping[str, Failure] = {
     for code in codes.split()
 }
 
-# Said where a status is not to be had, in the middle of a stream: they decide only when nothing else does.
+# Codes inside a stream, where there is no status. They decide only if nothing else does.
 _VAGUE: Mapping[str, Failure] = {
     code: failure
     for failure, codes in {
@@ -177,7 +178,7 @@ _VAGUE: Mapping[str, Failure] = {
     for code in codes.split()
 }
 
-# A phrase decides where it stands; "a & b" where both do.
+# A phrase matches if it occurs in the message; "a & b" if both parts do.
 _PHRASES: Mapping[Failure, tuple[str, ...]] = {
     failure: tuple(phrases.split(" | "))
     for failure, phrases in {
@@ -230,7 +231,7 @@ _PHRASES: Mapping[Failure, tuple[str, ...]] = {
 }
 
 
-# A model that has ended. Said of a parameter of a model, the same words mean something else.
+# A retired model. The same words about a parameter of a model mean something else.
 _GONE = re.compile(
     r"(?<!for this )(?<!of this )(?<!with this )\bmodels?\b"
     r"(?:(?!parameter|argument|field|option|header|tool|feature|endpoint).){0,120}?"
@@ -243,7 +244,7 @@ _CONTEXT = ("context window", "context length", "context size", "context limit")
 
 
 def reason(status: int, said: Said) -> Failure:
-    """Why a provider refused."""
+    """Return why a provider refused."""
     typed = next((_CODES[code] for code in said.codes if code in _CODES), None)
     spoken = _Spoken(said.message)
     match status:
@@ -278,12 +279,12 @@ def _one_of(typed: Failure | None, spoken: _Spoken, *failures: Failure) -> Failu
 
 
 def _overflows(typed: Failure | None, spoken: _Spoken) -> bool:
-    """Whether a request is too large in tokens, not in bytes: any word about the context says so."""
+    """Whether a request is too large in tokens, not in bytes: any mention of the context says so."""
     return typed is Failure.CONTEXT_OVERFLOW or spoken.of(Failure.CONTEXT_OVERFLOW) or spoken.of_context()
 
 
 def _too_much(typed: Failure | None, spoken: _Spoken) -> Failure:
-    """A 429 is never an overflow, whatever it says of tokens and limits."""
+    """Classify a 429. It is never a context overflow, whatever its message says about tokens and limits."""
     if typed is Failure.QUOTA or typed is Failure.OVERLOADED:
         return typed
     if typed is None and not spoken.of(Failure.RATE_LIMIT) and spoken.of(Failure.QUOTA):
@@ -317,7 +318,7 @@ def _request(typed: Failure | None, spoken: _Spoken) -> Failure:
 
 
 def _untold(said: Said, typed: Failure | None, spoken: _Spoken) -> Failure:
-    """An error where a reply should be. The status may stand inside it."""
+    """Classify an error in place of a reply. Its status may be inside the body."""
     if said.status is not None:
         return reason(said.status, said)
     vague = next((_VAGUE[code] for code in said.codes if code in _VAGUE), Failure.SERVER)
@@ -327,7 +328,7 @@ def _untold(said: Said, typed: Failure | None, spoken: _Spoken) -> Failure:
 
 
 class _Spoken:
-    """The words of a refusal, asked for one meaning at a time."""
+    """Matches the message of an error against the phrases of each failure."""
 
     def __init__(self, message: str) -> None:
         self._words = message[:WORDS_CHARS_MAX].lower().replace("\u2019", "'")
@@ -339,11 +340,11 @@ class _Spoken:
         if failure is Failure.NOT_FOUND and _GONE.search(self._words):
             return True
         if failure is Failure.CONTEXT_OVERFLOW and self._has(_PHRASES[Failure.RATE_LIMIT]):
-            return False  # limits by the minute speak of tokens too, and no context is the shorter for waiting
+            return False  # rate limits mention tokens too, and compaction does not help against them
         return self._has(_PHRASES[failure])
 
     def of_context(self) -> bool:
-        """Whether they speak of how much a model can read at once."""
+        """Whether the message mentions the size of the model's context."""
         return self._has(_CONTEXT) and not self._has(_PHRASES[Failure.RATE_LIMIT])
 
     def _has(self, phrases: Sequence[str]) -> bool:

@@ -1,6 +1,7 @@
-"""What providers say when they do not reply, read into one of our reasons and into words a person understands.
+"""Turns provider errors into `ModelFailed`, with a classified failure and text for a person.
 
-A status is looked at first, then the typed parts of a body, and its words last: words change, and lie.
+The status is considered first, then the typed parts of the body, then its message: messages change
+and mislead.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from retinue.models.retry_after import retry_after_s
 
 WORDS_SHOWN_CHARS_MAX = 300
 MASK = "***"
-SECRET_CHARS_MIN = 6  # what is shorter is also a part of words
+SECRET_CHARS_MIN = 6  # a shorter one also occurs inside words
 
 
 def refused(provider: str, status: int, headers: Mapping[str, str], body: bytes) -> ModelFailed:
-    """An answer that is not 200."""
+    """Build the error for a response other than 200."""
     if status < 400:
         return _moved(provider, status, headers.get("location", ""))
     said = said_in(body)
@@ -33,7 +34,7 @@ def refused(provider: str, status: int, headers: Mapping[str, str], body: bytes)
 
 
 def in_stream(provider: str, error: Any, *, status: int = 200) -> ModelFailed:
-    """An error that came where a reply should be: in the stream, or as the body of a 200."""
+    """Build the error for an error in place of a reply: in the stream, or as the body of a 200."""
     said = said_in(error)
     failure = reason(status, said)
     return _failed(provider, failure, said, status=status, retry_after_s=retry_after_s(failure, {}, said), begun=True)
@@ -48,14 +49,14 @@ def known(
     headers: Mapping[str, str] | None = None,
     begun: bool = False,
 ) -> ModelFailed:
-    """A failure that a library has already told apart, with what the provider said in it."""
+    """Build the error for a failure that a library has already classified."""
     said = said_in(error)
     delay_s = retry_after_s(failure, {name.lower(): value for name, value in (headers or {}).items()}, said)
     return _failed(provider, failure, said, status=status or 0, retry_after_s=delay_s, begun=begun)
 
 
 def too_slow(provider: str, *, begun: bool, patience_s: float) -> ModelFailed:
-    """Nothing came for too long. What was asked for may have been made all the same, and cost something."""
+    """Build the error for a timeout. The provider may have made the reply anyway, and may charge for it."""
     return ModelFailed(
         f"{provider} fell silent in the middle of its reply" if begun else f"{provider} did not begin to reply in time",
         because=f"nothing came from it for {patience_s:g} seconds",
@@ -67,7 +68,7 @@ def too_slow(provider: str, *, begun: bool, patience_s: float) -> ModelFailed:
 
 
 def unreachable(provider: str, error: Exception, *, begun: bool) -> ModelFailed:
-    """The connection was never there, or is gone. `begun`: after a part of the reply."""
+    """Build the error for a failed connection. `begun`: after a part of the reply."""
     because, try_this, sent = _why_unreachable(error)
     return ModelFailed(
         f"the connection to {provider} broke off" if begun else f"{provider} could not be reached",
@@ -91,7 +92,7 @@ def too_long(provider: str, bytes_max: int) -> ModelFailed:
 
 
 def broke_off(provider: str) -> ModelFailed:
-    """The stream ended in the middle of a reply."""
+    """Build the error for a stream that ended in the middle of a reply."""
     return ModelFailed(
         f"{provider} broke off in the middle of its reply",
         because="its stream ended without an end",
@@ -116,7 +117,7 @@ def _moved(provider: str, status: int, location: str) -> ModelFailed:
     )
 
 
-# What stands between an error of the network and a person: why, what to do, and whether the request may have arrived.
+# The text for a network error: reason, next step, and whether the request may have arrived.
 _Why = tuple[str, str, bool]
 
 
@@ -142,7 +143,7 @@ def _why_unreachable(error: Exception) -> _Why:
 
 
 def _causes(error: Exception) -> Iterator[BaseException]:
-    """An error and what is behind it, the innermost first: the outer ones are only wrapping."""
+    """Yield an error and its causes, innermost first: the outer ones only wrap it."""
     chain: list[BaseException] = []
     following: BaseException | None = error
     while following is not None and len(chain) < 10:
@@ -285,7 +286,7 @@ def _wording(provider: str, failure: Failure, status: int) -> _Wording:
     assert_never(failure)
 
 
-# What looks like a key: a known beginning, what follows "key:" or "Bearer", a long run of letters and digits.
+# What looks like a key: a known prefix, what follows "key:" or "Bearer", a long alphanumeric run.
 _SECRETS = (
     re.compile(
         r"\b(?:(?:sk|pk|rk|xai|gsk|csk|hf|ghp|gho|nvapi|pplx|r8|tgp|fw)[-_]|AIza|ya29\.|eyJ)[\w.*+/=-]{6,}",
@@ -297,7 +298,7 @@ _SECRETS = (
 
 
 def clean(message: str) -> str:
-    """A provider's own words as a person may read them: on one line, short, and without anything like a key."""
+    """Return a provider's message for a person: on one line, shortened, with keys redacted."""
     words = " ".join(message[: 4 * WORDS_SHOWN_CHARS_MAX].split())
     for pattern in _SECRETS:
         words = pattern.sub(lambda found: (found[1] if found.re.groups else "") + MASK, words)
@@ -306,8 +307,10 @@ def clean(message: str) -> str:
 
 
 def masked(failed: ModelFailed, secrets: Iterable[str]) -> ModelFailed:
-    """The same failure without what we sent to prove who we are, in which some servers find fault word for word. Not
-    every key looks like one."""
+    """Redact our own credentials from a failure.
+
+    Some servers quote them in errors, and not every key looks like one.
+    """
     sentence, because = failed.sentence, failed.because
     for secret in secrets:
         if len(secret) >= SECRET_CHARS_MIN:

@@ -1,7 +1,7 @@
-"""What is tried next when a model does not reply: again, another credential, another model, less context, or nothing.
+"""Decides what to do when a model call fails: retry, next credential, next model, compact, or give up.
 
-A plan is made for each reply that is wanted. It decides and performs nothing: whoever holds it waits, asks, and writes
-down the marks it hands out. A cancelled call is no failure, and never comes here.
+There is one plan per reply. It only decides: the caller waits, calls the model, and records the
+failures that the plan returns. A cancelled call is not a failure and never gets here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ BACKOFF_MIN_S = 0.3
 BACKOFF_MAX_S = 30.0
 BACKOFF_GROWTH = 4.0  # 0.3, 1.2, 4.8, 19.2, 30
 JITTER_SHARE = 0.25
-WAIT_MAX_S = 60.0  # for the only one left, when it cools down: the first step is waited for
-COMPACTIONS_MAX = 5  # three summaries, results cut short, a context begun afresh: more cannot help
+WAIT_MAX_S = 60.0  # for the only candidate left, in cooldown: long enough for the first step
+COMPACTIONS_MAX = 5  # three summaries, shortened results, a reset context: more cannot help
 MALFORMED_RETRIES_MAX = 1
 PROVIDERS_WORDS_MAX = 300
 
@@ -61,7 +61,7 @@ _OF_CREDENTIAL = _REFUSED | {Failure.QUOTA, Failure.RATE_LIMIT}
 
 
 class NotAsked(ModelFailed):
-    """A model that the house itself would not ask. Another may do; alone, it is refused in the same words."""
+    """A model that the server itself refused to call. Another may do; alone, its own text becomes the error."""
 
     def __init__(self, error: RetinueError) -> None:
         super().__init__(
@@ -89,7 +89,10 @@ def plan(
     none_because: Callable[[str], str] = lambda provider: "there is no key for it",
     zone: ZoneInfo = _UTC,
 ) -> Plan:
-    """`credentials_of` gives a provider's credentials that can be read, an agent's own before the house's."""
+    """Build the plan.
+
+    `find_credentials` returns a provider's readable credentials, an agent's own before the server's.
+    """
     credentials = {ref.provider: tuple(credentials_of(ref.provider)) if ref.provider else () for ref in chain}
     lacking = {
         provider: none_because(provider)
@@ -110,7 +113,7 @@ def plan(
 
 
 class Plan:
-    """Where we are in trying to get one reply. Every road through it ends: each candidate has so many tries."""
+    """The state of the attempts to get one reply. It always ends: each candidate has a limited number of attempts."""
 
     def __init__(
         self,
@@ -135,24 +138,25 @@ class Plan:
         self._zone = zone
         self._retries: Counter[_Place] = Counter()
         self._compactions = 0
-        self._dropped: set[ModelRef] = set()  # models that are not asked again for this reply
-        self._spent: set[_Place] = set()  # the same of one credential for one model
-        self._cooled: set[_Place] = set()  # those that may be asked once more when they are free again
+        self._dropped: set[ModelRef] = set()  # models that are not tried again for this reply
+        self._spent: set[_Place] = set()  # the same, for one credential with one model
+        self._cooled: set[_Place] = set()  # candidates that may be tried once more after their cooldown
         self._failed: dict[_Place, ModelFailed] = {}
         self._decided_at = now
         self._current = self._choose(now)
 
     @property
     def current(self) -> Candidate | None:
-        """Whom to ask next, after its `wait_s`; None where nobody can be, and `error` says why."""
+        """The next candidate, to call after its `wait_s`; None if there is none, and `build_error` says why."""
         return self._current
 
     def after(
         self, failure: ModelFailed, *, now: datetime, asked_at: datetime | None = None, may_repeat: bool = False
     ) -> Verdict:
-        """What to do about a failure of the current candidate.
+        """Decide what to do about a failure of the current candidate.
 
-        A reply that had begun has been seen in part: the same model is not asked again for it unless `may_repeat`.
+        If a reply had begun, a part of it was seen. The same model is not called again for it
+        unless `may_repeat`.
         """
         candidate = self._current
         assert candidate is not None, "nobody was asked"
@@ -181,7 +185,10 @@ class Plan:
         return NextCredential(candidate=found, mark=mark)
 
     def error(self, now: datetime) -> ModelFailed:
-        """Why there is no reply, model by model, and when to come back. One that was asked alone speaks for itself."""
+        """Build the error: why there is no reply, model by model, and when to retry.
+
+        A single failure is returned unchanged.
+        """
         last = next(reversed(self._failed.values()), None)
         free_at = self._free_at(now)
         if last is not None and len(self._failed) == 1 and len(self.chain) == 1:
@@ -199,7 +206,7 @@ class Plan:
         )
 
     def lines(self, now: datetime) -> list[str]:
-        """Each model of the chain: which one would be asked now and why, and why the others before it would not."""
+        """Describe each model of the chain: the one that would be called now and why, and why the others would not."""
         said: list[str] = []
         for ref in self.chain:
             if self._current is not None and ref == self._current.ref:
@@ -211,7 +218,7 @@ class Plan:
         return said
 
     def _again_after_s(self, candidate: Candidate, failure: ModelFailed) -> float | None:
-        """How long to wait before the same is asked again; None where that is not to be done."""
+        """Return the delay before the same call is retried; None if it must not be."""
         reason, wanted_s = failure.failure, failure.retry_after_s
         place = _place(candidate.ref, candidate.credential)
         retries_max = self._retries_max
@@ -219,7 +226,7 @@ class Plan:
             retries_max = min(retries_max, MALFORMED_RETRIES_MAX)
         if isinstance(failure, HouseLimit) or self._retries[place] >= retries_max:
             return None
-        # Without a credential there is none to leave alone, and no other: only time can help.
+        # Without a credential there is nothing to put into cooldown and no alternative: only time can help.
         counts_requests = reason is Failure.RATE_LIMIT and (wanted_s is not None or candidate.credential is None)
         if reason not in _PASSING and not counts_requests:
             return None
@@ -227,7 +234,7 @@ class Plan:
             return None
         backoff_s = min(BACKOFF_MIN_S * BACKOFF_GROWTH ** self._retries[place], BACKOFF_MAX_S)
         base_s = max(backoff_s, wanted_s or 0.0)
-        # Upwards only: never before the provider said, and not all of us at once.
+        # Only upwards: never before the time the provider gave, and not all clients at once.
         return min(base_s * (1 + JITTER_SHARE * self._chance.random()), BACKOFF_MAX_S)
 
     def _mark(self, candidate: Candidate, failure: ModelFailed, *, now: datetime, asked_at: datetime) -> Mark | None:
@@ -245,14 +252,14 @@ class Plan:
     def _set_aside(self, candidate: Candidate, failure: ModelFailed) -> None:
         place = _place(candidate.ref, candidate.credential)
         if candidate.credential is None or isinstance(failure, HouseLimit) or failure.failure not in _OF_CREDENTIAL:
-            self._dropped.add(candidate.ref)  # another credential would meet the same
+            self._dropped.add(candidate.ref)  # another credential would fail the same way
         elif failure.failure is Failure.RATE_LIMIT and place not in self._cooled:
             self._cooled.add(place)
         else:
             self._spent.add(place)
 
     def _choose(self, now: datetime) -> Candidate | None:
-        """The first that is fresh, by the chain and then by the order of credentials; else one worth waiting for."""
+        """Return the first available candidate, by chain and then by credential order; else one worth waiting for."""
         for ref in self.chain:
             if found := self._first_fresh(ref, now):
                 return found
@@ -275,7 +282,10 @@ class Plan:
         return None
 
     def _of(self, ref: ModelRef, now: datetime) -> Sequence[Credential | None]:
-        """The credentials with which a model may still be asked, in their order; None stands for asking without one."""
+        """Return the credentials with which a model may still be called, in order.
+
+        None stands for a call without one.
+        """
         if ref in self._dropped or ref.provider in self._lacking:
             return ()
         credentials = self._credentials[ref.provider]
@@ -293,7 +303,7 @@ class Plan:
         return "; ".join(said) or "first in the chain"
 
     def _story(self, ref: ModelRef, now: datetime) -> str:
-        """What speaks against asking a model."""
+        """Explain why a model is not called."""
         if ref.provider in self._lacking:
             return self._lacking[ref.provider]
         if failure := self._failed.get(_place(ref, None)):
@@ -303,7 +313,7 @@ class Plan:
         return ", ".join(self._reasons(ref, now)) or "not asked"
 
     def _reasons(self, ref: ModelRef, now: datetime) -> list[str]:
-        """What speaks against each credential of a model: how it failed just now, or how long it still cools."""
+        """Explain what is against each credential of a model: its failure just now, or its cooldown."""
         said: list[str] = []
         for credential in self._eligible(ref):
             if failure := self._failed.get(_place(ref, credential)):
@@ -314,12 +324,12 @@ class Plan:
         return said
 
     def _eligible(self, ref: ModelRef) -> list[Credential]:
-        """A provider's credentials, or the one of them that a person has chosen."""
+        """Return a provider's credentials, or the one that a person has chosen."""
         chosen = self._mind.credential if is_pinned(self._mind, ref.provider) else None
         return [each for each in self._credentials[ref.provider] if chosen in (None, each.id)]
 
     def _free_at(self, now: datetime) -> _Free | None:
-        """When the first of all that cool down is free again. Time alone lets no refused key in."""
+        """Return when the first credential leaves its cooldown. Rejected keys do not count: time does not fix them."""
         held = [
             _Free(cooling.until, str(ref), (cooling.until - now).total_seconds())
             for ref in self.chain
@@ -352,7 +362,7 @@ def _with_time(failure: ModelFailed, free: str, *, wait_s: float) -> ModelFailed
 
 
 def why_now(plan: Plan, now: datetime) -> list[str]:
-    """What would be asked now and why, a line for each model of the chain."""
+    """Describe what would be called now and why, one line per model of the chain."""
     return plan.lines(now)
 
 

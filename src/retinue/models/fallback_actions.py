@@ -1,4 +1,4 @@
-"""What can be done about a model that did not reply. Each verdict has a word, a wait, and a mark to write down."""
+"""The actions after a failed model call. Each has a kind, a delay, and a credential failure to record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retinue.domain.model import ModelFailed, ModelRef
 
 
 class Move(StrEnum):
-    """What was done about a failure; kept with the call that failed."""
+    """What was done about a failure; stored with the failed call."""
 
     AGAIN = "again"
     NEXT_CREDENTIAL = "next-credential"
@@ -22,7 +22,7 @@ class Move(StrEnum):
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """Whom to ask, with which credential, after how long a wait, and why this one."""
+    """The model and credential to call, the delay before it, and the reason for the choice."""
 
     ref: ModelRef
     credential: Credential | None
@@ -31,7 +31,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 class Again(Struct, frozen=True, kw_only=True):
-    """The same once more, after so many seconds."""
+    """Repeat the same call after a delay."""
 
     next_move: ClassVar[Move] = Move.AGAIN
     after_s: float
@@ -59,7 +59,7 @@ class NextModel(Struct, frozen=True, kw_only=True):
 
 
 class Compact(Struct, frozen=True, kw_only=True):
-    """The same once more, with a shorter context."""
+    """Repeat the same call with a shorter context."""
 
     next_move: ClassVar[Move] = Move.COMPACTION
     after_s: ClassVar[float] = 0.0

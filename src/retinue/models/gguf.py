@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself: read from its head, without loading it."""
+"""Reads metadata from the header of a GGUF file, without loading the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 MAGIC = b"GGUF"
-HEAD_BYTES_MAX = 32 * 1024 * 1024  # names and values come first, with the whole vocabulary among them
+HEAD_BYTES_MAX = 32 * 1024 * 1024  # metadata comes first, including the whole vocabulary
 TEXT_BYTES_MAX = 1024 * 1024
 
 _U32 = 4
@@ -18,24 +18,24 @@ _U64 = 10
 
 
 class Head(Struct, frozen=True, kw_only=True):
-    """What is known before loading. Zero or empty: it does not say."""
+    """The metadata of a GGUF file. Zero or empty if it is missing."""
 
     size_bytes: int = 0
     window_tokens: int = 0
-    template: str = ""  # how a conversation is written down for it
+    template: str = ""  # the chat template
 
     @property
     def tools(self) -> bool:
-        """Whether it was taught to be offered tools: only then does its template speak of them."""
+        """Whether the model supports tools: only then does its template mention them."""
         return "tools" in self.template
 
 
 class NotGguf(Exception):
-    """Its text says why, as the end of a sentence about the file."""
+    """The file is not GGUF. The message is the end of a sentence about the file."""
 
 
 def read_head(path: Path) -> Head:
-    """Raises `NotGguf` for what cannot be such a file, and `OSError` where it cannot be read."""
+    """Read the header. Raises `NotGgufFile` if the file is not GGUF, and `OSError` if it cannot be read."""
     with path.open("rb") as file:
         begins = file.read(len(MAGIC))
         if not begins:
@@ -58,8 +58,11 @@ def _head(data: mmap.mmap) -> Head:
 
 
 def _value(data: mmap.mmap, name: str) -> int | str | None:
-    """A named number or text. Found by its name with the length before it, which nothing else in a head looks like:
-    to walk through a vocabulary of 150,000 words on the way to it would take a hundred times as long."""
+    """Return a named number or text.
+
+    Found by searching for the length-prefixed name, which is unique in a header. Walking through a
+    vocabulary of 150,000 words would take a hundred times as long.
+    """
     sought = struct.pack("<Q", len(name)) + name.encode()
     found = data.find(sought, 0, HEAD_BYTES_MAX)
     if found < 0:
@@ -74,7 +77,7 @@ def _value(data: mmap.mmap, name: str) -> int | str | None:
         if kind != _TEXT:
             return None
         (length,) = struct.unpack_from("<Q", data, at + 4)
-    except struct.error:  # cut off right here; loading it will tell
+    except struct.error:  # truncated here; loading it will fail with an error
         return None
     begin = at + 12
     return data[begin : begin + min(length, TEXT_BYTES_MAX)].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The models of this machine: the one that comes with the extra `local`, and every GGUF file the settings name."""
+"""The local models: the bundled one of the extra `local`, and every GGUF file in the settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Locals:
-    """One process for each file, begun when it is first asked."""
+    """Local models, one process per file, started at the first request."""
 
     def __init__(self, clock: Clock, ids: Ids, link: Link, cache: WireCache, environment: Mapping[str, str]) -> None:
         self._clock = clock
@@ -29,11 +29,11 @@ class Locals:
         self._made: dict[str, tuple[Weights, Local]] = {}
 
     def installed(self) -> tuple[Local, ...]:
-        """The one that comes with the extra, where its weights are here."""
+        """Return the bundled model, if its weights are installed."""
         return (self._of("", Weights()),) if bundled() is not None else ()
 
     def find(self, ref: ModelRef, entry: ModelSettings) -> Local:
-        """The model in a file. It is another one only where the settings say something else of it."""
+        """Return the model in a file. A new one is created only if its settings have changed."""
         weights = Weights(
             gguf=Path(ref.model),
             window_tokens=entry.window_tokens,
@@ -50,7 +50,7 @@ class Locals:
     def _of(self, name: str, weights: Weights) -> Local:
         kept = self._made.get(name)
         if kept is None or kept[0] != weights:
-            from retinue.models.local_model import Local  # few houses have one
+            from retinue.models.local_model import Local  # few instances use one
 
             local = Local(
                 weights,
@@ -60,5 +60,5 @@ class Locals:
                 cache=self._cache,
                 environment=self._environment,
             )
-            kept = self._made[name] = (weights, local)  # one that is replaced ends by itself, when nobody asks it
+            kept = self._made[name] = (weights, local)  # a replaced model stops by its idle timeout
         return kept[1]

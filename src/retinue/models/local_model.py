@@ -1,7 +1,7 @@
-"""A model on this machine: the small one that comes with the extra `local`, or any GGUF file.
+"""A model on this machine: the bundled one of the extra `local`, or any GGUF file.
 
-It runs in a process of its own, begun when it is first asked and ended when nobody has asked for a while. From there on
-it is a server like any other, asked over the same wire.
+It runs in its own process, which starts at the first request and stops after an idle timeout. It is
+called over HTTP like any other provider.
 """
 
 from __future__ import annotations
@@ -33,19 +33,22 @@ log = logging.getLogger(__name__)
 LOCAL_IDLE_S = 900.0
 LOAD_SILENCE_S = 600.0
 BEAT_S = 5.0
-FIRST_BYTE_S = 1_800.0  # a long context, read by a slow processor
+FIRST_BYTE_S = 1_800.0  # a slow CPU needs this for a long context
 SILENCE_S = 300.0
 WAITING_MAX = 16
 
 CLOSED = "the house has closed it"
-# Failures of a process that was killed: no answer, or one that is cut in the middle of an event.
+# How a call fails if the process was killed: no response, or one that is cut in the middle of an event.
 _MAY_BE_ITS_END = frozenset({Failure.CONNECTION, Failure.MALFORMED})
 
 
 class Local:
-    """Replies with a process of this machine. One answer at a time: others wait for theirs, in order.
+    """Replies with a local process.
 
-    Whoever waits while it loads is told how far that is, as thinking. A process that has died is begun anew.
+    One reply at a time: other requests wait in order.
+
+    While the model loads, the waiting request gets the progress as thinking. A process that has
+    died is started again.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class Local:
         self._command = command
         self._idle_s = idle_s
         self._turn = asyncio.Lock()
-        self._present = 0  # those who wait, and who is being answered
+        self._present = 0  # requests that wait or are being answered
         self._asked = 0
         self._process: LocalProcess | None = None
         self._target: Target | None = None  # None until the process is ready
@@ -83,7 +86,7 @@ class Local:
 
     @property
     def facts(self) -> ModelFacts:
-        """Read from the file when first wanted. Of a file that cannot be read nothing is known; to ask it says why."""
+        """Read from the file at first use. Empty for an unreadable file: a request to it reports the reason."""
         return self._facts
 
     @cached_property
@@ -101,7 +104,7 @@ class Local:
 
     @property
     def pid(self) -> int | None:
-        """Of its process, where there is one."""
+        """The pid of its process, if there is one."""
         return self._process.pid if self._process is not None and self._process.running else None
 
     async def reply(self, prompt: Prompt, *, key: str = "") -> AsyncGenerator[Chunk, None]:
@@ -122,7 +125,7 @@ class Local:
                 self._rest()
 
     async def close(self) -> None:
-        """End its process, whatever that is doing. It is not begun again."""
+        """Stop the process, even if it is busy. It does not start again."""
         self._closed = True
         self._stay()
         await self._stop()
@@ -160,10 +163,10 @@ class Local:
                 if begun or fresh or self._closed:
                     because = CLOSED if self._closed else await process.why()
                     raise local_process.ended(because, begun=begun) from failed
-            # It had died before we asked, and nobody has heard anything yet: begin it anew, once.
+            # It had died before the request and no chunk was sent yet: start it again, once.
 
     async def _load(self) -> AsyncGenerator[str, None]:
-        """Begin the process, telling how far it is, until it can be asked."""
+        """Start the process and yield its progress, until it is ready."""
         await self._stop()
         if self._closed:
             return
@@ -179,7 +182,7 @@ class Local:
         order = Order(gguf=str(file.absolute()), window_tokens=self.facts.window_tokens, token=self._ids.new())
         process = self._process = await LocalProcess.start(self._command, order, self._environment)
         try:
-            if self._closed:  # while it was being begun
+            if self._closed:  # closed while the process was starting
                 return
             async with aclosing(self._told(process, file)) as lines:
                 async for told in lines:
@@ -197,8 +200,10 @@ class Local:
                 await self._stop()
 
     async def _told(self, process: LocalProcess, file: Path) -> AsyncGenerator[Told | None, None]:
-        """What a process tells until it is ready, and None for each while in which it told nothing. Raises where it
-        will never be."""
+        """Yield the states of a process until it is ready, and None for each silent interval.
+
+        Raises if it will never be ready.
+        """
         silent_s = 0.0
         while True:
             try:
@@ -227,9 +232,10 @@ class Local:
 
     def _target_at(self, url: str) -> Target:
         return Target(
-            facts=replace(self.facts, ref=ModelRef(PROVIDER, self._weights.shown)),  # words about it name a provider
+            # Error messages name it as the provider.
+            facts=replace(self.facts, ref=ModelRef(PROVIDER, self._weights.shown)),
             url=f"{url}/v1",
-            headers={"connection": "close"},  # the server ends a connection after a reply without saying so before
+            headers={"connection": "close"},  # the server closes the connection after a reply without announcing it
             params={**(BUNDLED_PARAMS if self._weights.gguf is None else {}), **self._weights.params},
             first_byte_s=FIRST_BYTE_S,
             silence_s=SILENCE_S,
@@ -260,7 +266,7 @@ class Local:
 
 
 def _size_bytes(file: Path) -> int:
-    """Of a file that may be loaded. What can be said against it before it is tried is said here."""
+    """Return the size of a loadable file. Raises for everything that can be found wrong before loading."""
     try:
         return read_head(file).size_bytes
     except NotGguf as not_one:

@@ -1,4 +1,4 @@
-"""The process of a local model, seen from the house: begun, listened to while it loads, ended; and why it ended."""
+"""The process of a local model, from the server's side: start it, read its states, stop it, explain why it ended."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from retinue.domain.model import Failure, ModelFailed
 from retinue.models.error_messages import clean
 from retinue.models.local_server import Order, Tells
 
-COMMAND: Final = (sys.executable, "-P", "-m", "retinue.models.local_server")  # -P: nothing from where we happen to be
+# -P: no imports from the current directory.
+COMMAND: Final = (sys.executable, "-P", "-m", "retinue.models.local_server")
 INSTALL = "pip install 'retinue[local]'"
 ENDED_WITHIN_S = 2.0
 ERROR_LINES_MAX = 100
 ERROR_LINE_BYTES_MAX = 4096
 
-# All that it is given of our environment: where programs and modules are, and which graphics card to use. No keys.
+# The only environment variables it gets: paths, locale and GPU selection. No keys.
 PASSED_ON = frozenset(
     {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
 )
 
 
 class Told(msgspec.Struct, frozen=True):
-    """One line of the process."""
+    """One state line of the process."""
 
     tells: Tells
     share: float = 0.0
@@ -40,7 +41,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class LocalProcess:
-    """One process, from its start to its end. It is the first of its own group, and ends when we do, however we end."""
+    """One process, from start to end. It leads its own process group, and ends with this process in any case."""
 
     def __init__(self, process: asyncio.subprocess.Process, token: str) -> None:
         self.token = token
@@ -56,17 +57,17 @@ class LocalProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={name: value for name, value in environment.items() if name in PASSED_ON},
-            start_new_session=True,  # Ctrl-C in a terminal is for the house, which then ends it in its own time
+            start_new_session=True,  # Ctrl-C in a terminal is for the server, which then stops it
         )
         started = cls(process, order.token)
         assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # ended already: the first thing that is read will say so
+        with contextlib.suppress(ConnectionError):  # it has already ended: the first read will say so
             process.stdin.write(order.line())
             await process.stdin.drain()
         return started
 
     async def told(self) -> Told | None:
-        """What it tells next, on its way to being ready. None: it has ended."""
+        """Return its next state while it starts; None if it has ended."""
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         return msgspec.json.decode(line, type=Told) if line else None
@@ -80,7 +81,7 @@ class LocalProcess:
         return self._process.returncode is None
 
     async def has_ended(self) -> bool:
-        """Whether it has. Where its connection broke off just now, its end may not have been told to us yet."""
+        """Whether it has ended. Waits briefly: after a broken connection, its end may not have been reported yet."""
         try:
             await asyncio.wait_for(self._process.wait(), ENDED_WITHIN_S)
         except TimeoutError:
@@ -88,7 +89,7 @@ class LocalProcess:
         return True
 
     async def stop(self) -> None:
-        """End it, and all it may have started. It keeps nothing that would need time."""
+        """Kill it and everything it may have started. It has no state to save."""
         with contextlib.suppress(ProcessLookupError):
             if self.running:
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -98,14 +99,14 @@ class LocalProcess:
         self._process.stdin.close()
 
     async def why(self) -> str:
-        """Why it ended, for a person: by what it wrote, or by how it ended. Ends it where it has not."""
+        """Explain to a person why it ended: by its stderr, or by its exit code. Stops it first if it still runs."""
         if not await self.has_ended():
             await self.stop()
         await self._hearing
         return reason(self._errors, self._process.returncode or 0)
 
     async def _hear_errors(self) -> None:
-        """Read what it writes beside its lines, and keep the last of it: a pipe that is full would hold it up."""
+        """Read its stderr and keep the last lines: a full pipe would block it."""
         assert self._process.stderr is not None
         rest = b""
         while piece := await self._process.stderr.read(ERROR_LINE_BYTES_MAX):
@@ -116,7 +117,7 @@ class LocalProcess:
             self._errors.append(rest.decode(errors="replace"))
 
 
-# What llama.cpp writes, and what it means. The first that fits any line is taken.
+# What llama.cpp writes, and what it means. The first pattern that matches any line wins.
 _MEANINGS: Final = tuple(
     (re.compile(pattern, re.I), meaning)
     for pattern, meaning in (
@@ -141,7 +142,7 @@ _STAMP = re.compile(r"^[\d.]+ [A-Z] ")
 
 
 def reason(lines: Sequence[str], code: int) -> str:
-    """Why a process with these last lines and this exit code ended."""
+    """Explain why a process with these last lines and this exit code ended."""
     for pattern, meaning in _MEANINGS:
         for line in lines:
             if found := pattern.search(line):

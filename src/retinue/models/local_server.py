@@ -1,8 +1,8 @@
-"""The process of a local model: loads one GGUF file and serves it on a port of this machine, as OpenAI would.
+"""The process of a local model: loads one GGUF file and serves it on localhost with the OpenAI API.
 
-Run as `python -m retinue.models.local_server`. What to load is one line on its input, and the token with it: neither is
-on a command line. What becomes of it are lines on its output. It ends when its input does: whoever started it is gone
-then, however that came about.
+Run as `python -m retinue.models.local_server`. Its configuration, with the token, is one JSON line
+on stdin, so neither is on a command line. It reports its state as JSON lines on stdout. It exits
+when stdin closes: then its parent is gone.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ ORDER_BYTES_MAX = 64 * 1024
 READ_AT_ONCE_BYTES = 4 * 1024 * 1024
 PROGRESS_STEPS = 10
 MEMORY_SHARE_READ_AHEAD = 0.5
-OOM_SCORE = 500  # where memory runs out, the kernel ends this process before the house
+OOM_SCORE = 500  # if memory runs out, the kernel kills this process before the server
 
 _PR_SET_PDEATHSIG = 1
 _ERRORS_ONLY = 1
 
 
 class Tells(StrEnum):
-    """How far it is: the `tells` of a line on its output."""
+    """The state of the process: the `tells` field of a line on stdout."""
 
-    READING = "reading"  # with `share`, of the file
+    READING = "reading"  # with `share`, the fraction of the file
     LOADING = "loading"
     READY = "ready"  # with `url`
-    MISSING = "missing"  # what runs the model is not installed; with `because`
-    FAILED = "failed"  # with `because`, or the reason stands on its standard error
+    MISSING = "missing"  # the runtime is not installed; with `because`
+    FAILED = "failed"  # with `because`, or the reason is on stderr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to serve, and the token that a request must bear."""
+    """What to serve, and the token that requests must have."""
 
     gguf: str
     window_tokens: int
@@ -55,7 +55,7 @@ def main() -> int:
     output = _own_output()
     line = sys.stdin.buffer.readline(ORDER_BYTES_MAX)
     if not line:
-        return 0  # whoever started us is gone already
+        return 0  # the parent is already gone
     order = Order(**json.loads(line))
 
     def tell(what: Tells, **more: object) -> None:
@@ -80,13 +80,16 @@ def main() -> int:
         return 1
     tell(Tells.READY, url=server.listening_address)
     sys.stdin.buffer.read()
-    # At once: threads of the runtime may be in the middle of a reply, for which nobody waits any more.
+    # Immediately: threads of the runtime may be generating a reply that no one reads anymore.
     os._exit(0)
 
 
 def read_ahead(path: Path, *, memory_bytes: int) -> Iterator[float]:
-    """Read a file once, so that it lies in memory when it is loaded, and say how far that is: a disk may take minutes,
-    and the loading itself tells nothing. One that would crowd out the rest of the machine is not read."""
+    """Read a file once, so that it is in the page cache when it is loaded, and yield the progress.
+
+    A disk may take minutes, and the loader itself reports nothing. A file that would displace the
+    rest of the machine's memory is not read.
+    """
     size_bytes = path.stat().st_size
     if size_bytes > memory_bytes * MEMORY_SHARE_READ_AHEAD:
         return
@@ -106,18 +109,18 @@ def _params(xllamacpp: Any, order: Order) -> Any:
     params.model.path = order.gguf
     params.n_ctx = order.window_tokens
     params.n_parallel = 1
-    params.use_jinja = True  # the model's own template, tools included
+    params.use_jinja = True  # the model's own template, including tools
     params.warmup = False
-    params.verbosity = _ERRORS_ONLY  # anything more might show what people wrote
+    params.verbosity = _ERRORS_ONLY  # more could log what people wrote
     params.hostnames = ["127.0.0.1"]
     params.port = 0
     params.api_keys = [order.token]
     params.ui = False
-    params.endpoint_slots = False  # would show what is being answered
+    params.endpoint_slots = False  # would show the requests in progress
     params.cache_ram_mib = 0
     for cpu in (params.cpuparams, params.cpuparams_batch):
-        cpu.n_threads = max(1, _cores() - 1)  # one is left to the house
-        cpu.poll = 0  # waiting threads sleep: spinning ones made a busy machine five to a hundred times slower
+        cpu.n_threads = max(1, _cores() - 1)  # one is left for the server
+        cpu.poll = 0  # waiting threads sleep: spinning made a busy machine five to a hundred times slower
     return params
 
 
@@ -132,23 +135,26 @@ def _memory_bytes() -> int:
 
 
 def _own_output() -> BinaryIO:
-    """Our output for ourselves. Whatever else is printed in this process goes to standard error."""
+    """Keep stdout for the state lines. Everything else that is printed in this process goes to stderr."""
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return output
 
 
 def _end_with_parent() -> None:
-    """While a model loads, nothing in here can notice that the input has ended. On Linux the kernel does it for us."""
+    """Have the kernel kill this process with its parent (Linux).
+
+    While a model loads, a closed stdin cannot be noticed here.
+    """
     if not sys.platform.startswith("linux"):
         return
-    import ctypes  # in the child alone
+    import ctypes  # in the child process only
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
     except OSError:
-        pass  # a sandbox may not allow it, and the model runs without
+        pass  # a sandbox may forbid it; the model runs anyway
 
 
 if __name__ == "__main__":

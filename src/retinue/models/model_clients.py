@@ -1,4 +1,4 @@
-"""Models, ready to be asked: those of the house by name, all others made for where the catalog says they are."""
+"""Model clients, ready to call: built-in models by name, all others created for the target in the catalog."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Made(Struct, frozen=True):
 
 
 class Shelf:
-    """`catalog` is asked each time, so that a changed setting counts from the next reply on."""
+    """The model clients. `catalog` is called each time, so a changed setting applies from the next reply on."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Shelf:
         *,
         makers: Mapping[str, Maker] | None = None,
     ) -> None:
-        """`makers` make the models of providers that are not reached by a wire of ours."""
+        """`factories` create the models of providers that are not reached by one of our formats."""
         self._makers = makers or {}
         self._house = {model.name: model for model in house}
         self._catalog = catalog
@@ -48,16 +48,16 @@ class Shelf:
         self._made: OrderedDict[ModelRef, _Made] = OrderedDict()
 
     def bring(self, house: Sequence[Model]) -> None:
-        """These are the models of the house from now on."""
+        """Replace the built-in models."""
         self._house = {model.name: model for model in house}
 
     @property
     def house(self) -> tuple[ModelFacts, ...]:
-        """What is known of the models of the house, for a catalog."""
+        """The facts of the built-in models, for a catalog."""
         return tuple(model.facts for model in self._house.values())
 
     def find(self, ref: ModelRef) -> Model:
-        """A model to ask. It is another one only where its target has become another."""
+        """Return the client of a model. A new one is created only if its target has changed."""
         if not ref.provider:
             return self._of_the_house(ref.model)
         catalog = self._catalog()

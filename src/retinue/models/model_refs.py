@@ -1,4 +1,4 @@
-"""How models are named: PROVIDER/MODEL, a credential after an @ where one is chosen, and patterns over such names."""
+"""Parses model references: PROVIDER/MODEL, optionally with @CREDENTIAL, and patterns over such names."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from retinue.config.validators import model_reference
 from retinue.domain.errors import Invalid
 from retinue.domain.model import ModelRef
 
-DEFAULT = "default"  # said of a model or an effort: as it would be without being said
+DEFAULT = "default"  # as a model or effort: use the default
 NAMED_MAX = 8
 _CREDENTIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?::[A-Za-z0-9._@+-]+)?")
 
 
 def parse(text: str) -> tuple[str, str]:
-    """Provider and model, split at the first slash. Without one there is no provider; an empty part is refused."""
+    """Return provider and model, split at the first slash.
+
+    Without a slash the provider is empty; an empty part is invalid.
+    """
     said = text.strip()
     if wrong := model_reference(said):
         raise Invalid(
@@ -30,7 +33,10 @@ def parse(text: str) -> tuple[str, str]:
 
 
 def split_credential(text: str) -> tuple[str, str | None]:
-    """A reference and the credential after its last @. A number there is a version, as some providers write it."""
+    """Return a reference, and the credential after its last @.
+
+    A number there is a version, as some providers write it.
+    """
     model, at, credential = text.rpartition("@")
     if not at or not model or credential.isdecimal() or not _CREDENTIAL.fullmatch(credential):
         return text, None
@@ -38,7 +44,7 @@ def split_credential(text: str) -> tuple[str, str | None]:
 
 
 class Allowed:
-    """The list of models that may be asked: references, aliases and patterns. An empty one allows all."""
+    """The list of models that may be used: references, aliases and patterns. An empty list allows all."""
 
     def __init__(self, listed: Sequence[str], resolve: Callable[[str], ModelRef]) -> None:
         self._listed = listed

@@ -1,6 +1,7 @@
-"""Whom an agent can ask, in which order, with which key and at what price; and how each of them fared.
+"""The model router: picks models, credentials and limits for an agent, and records the results of calls.
 
-The rim around the catalog, the credentials and the plan: reads what they need, and writes down what came of it.
+It connects catalog, credentials and fallback plan with the store: it reads what they need, and
+writes what happened.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from retinue.store.sessions import sessions
 
 log = logging.getLogger(__name__)
 
-KNOWN_FOR_S = 1.0  # how long what was read about credentials is believed: another process may write too
-USE_WRITTEN_EVERY_S = 60.0  # the time of the last use is no finer than that
+KNOWN_FOR_S = 1.0  # how long credentials are cached after reading: another process may write too
+USE_WRITTEN_EVERY_S = 60.0  # resolution of a credential's last use
 
 
 class _Known(Struct, frozen=True):
-    """What was read about credentials, and what was made of it: believed together, and no longer."""
+    """Credentials as read from the store, with what was derived from them. They expire together."""
 
     at: datetime
     credentials: Sequence[Credential]
@@ -56,7 +57,10 @@ class _Known(Struct, frozen=True):
     usable: dict[tuple[str, str], Sequence[Credential]] = field(default_factory=dict[tuple[str, str], Any])
 
     def of(self, keyring: Keyring, provider: str) -> Sequence[Credential]:
-        """Those of a provider whose key can be read: looked at once, and not for every call of a model."""
+        """Return a provider's credentials whose key can be read.
+
+        Checked once per snapshot, not for every model call.
+        """
         found = self.usable.get((keyring.agent, provider))
         if found is None:
             found = self.usable[keyring.agent, provider] = keyring.of(provider)
@@ -95,7 +99,7 @@ class Minds:
         await self._link.close()
 
     def bring(self, house: Sequence[Model]) -> None:
-        """These are the models of the house from now on: a plug-in has come or gone."""
+        """Replace the built-in models: a plugin was added or removed."""
         self._shelf.bring(house)
         self._catalog = None
 
@@ -105,7 +109,7 @@ class Minds:
 
     @property
     def catalog(self) -> Catalog:
-        """Made anew when the settings have changed, or a provider got its first key."""
+        """Rebuilt when the settings have changed, or a provider got its first key."""
         settings = self._settings()
         if self._catalog is None or self._catalog[0] is not settings or self._catalog[1] != self._keyed:
             made = Catalog(settings, self._environment, now=self._clock.now, house=self._shelf.house, keyed=self._keyed)
@@ -115,7 +119,7 @@ class Minds:
     def model(self, ref: ModelRef) -> Model:
         return self._shelf.find(ref)
 
-    # --- asking ---
+    # --- calls ---
 
     async def plan(
         self,
@@ -126,7 +130,7 @@ class Minds:
         images: bool = False,
         role: Role = Role.REASONING,
     ) -> Plan:
-        """Whom to ask for one reply, and whom after that."""
+        """Return the fallback plan for one reply."""
         catalog = self.catalog
         chain = catalog.chain(agent=agent, mind=mind, override=override, images=images, role=role)
         now = self._clock.now()
@@ -134,12 +138,12 @@ class Minds:
         return self._plan(catalog, chain, agent, mind, known, now)
 
     async def why_now(self, agent: Agent, mind: Mind, chain: Sequence[ModelRef]) -> list[str]:
-        """A line for each model of a chain: whether it would be asked now, and why or why not."""
+        """Describe each model of a chain: whether it would be called now, and why."""
         now = self._clock.now()
         return why_now(self._plan(self.catalog, chain, agent, mind, await self._look(now), now), now)
 
     def plan_in(self, conn: sa.Connection, agent: Agent, mind: Mind) -> Plan:
-        """The same for whoever has a connection in hand, and only wants to know."""
+        """As `build_plan`, for a caller that already has a database connection and only wants to look."""
         now = self._clock.now()
         known = self._learn(now, *_read(conn, now=now))
         catalog = self.catalog
@@ -181,8 +185,10 @@ class Minds:
         return _Known(now, found, states)
 
     async def refresh(self) -> None:
-        """The house opens, or someone has changed what is known of credentials: which providers have a key decides
-        what the house thinks with."""
+        """Read the credentials again, at start or after a change.
+
+        Which providers have a key decides the default model.
+        """
         self._known = None
         await self._look(self._clock.now())
 
@@ -190,7 +196,7 @@ class Minds:
         return key_of(candidate.credential, self._environment) if candidate.credential else ""
 
     async def in_turn(self, provider: str, tokens: int, ask: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Ask when the house's own limits let a call through to this provider."""
+        """Make a call within the configured rate limits of this provider."""
         if not provider or not self._limits.limited(provider):
             return await ask()
         async with self._limits.waiting(provider, tokens, self._clock) as booked:
@@ -211,11 +217,13 @@ class Minds:
             warn_share=budgets.warn_share,
         )
 
-    # --- how it went ---
+    # --- results ---
 
     async def worked(self, candidate: Candidate, session: SessionId, mind: Mind, *, asked_at: datetime) -> Mind:
-        """It served: what it had failed for is forgiven, and the session, whose `mind` this was, stays with it. Written
-        when it matters."""
+        """Record a success: clear the credential's failures, and keep the session on it.
+
+        Writes only if something changes.
+        """
         credential = candidate.credential
         if credential is None:
             return mind
@@ -241,12 +249,12 @@ class Minds:
             await self._write(lambda conn: credentials.mark_failed(conn, mark, cooled))
 
     async def compacted(self, session: Session) -> None:
-        """Nothing is cached any more: whoever comes next may serve."""
+        """Release the credential of a session after a compaction: nothing is cached at the provider anymore."""
         if let_go(session.mind) != session.mind:
             await self._write(lambda conn: _change_mind(conn, session.id, let_go))
 
     async def _write(self, body: Callable[[sa.Connection], object]) -> None:
-        """Beside the run, not part of it: a run does not fail because we could not note how a key fared."""
+        """Write outside the run: it must not fail because a credential's status could not be stored."""
         try:
             await self._store.write(body, point="credential")
         except RetinueError as error:
@@ -259,7 +267,7 @@ def _read(conn: sa.Connection, *, now: datetime) -> tuple[list[Credential], Stat
 
 
 def _change_mind(conn: sa.Connection, session: str, change: Callable[[Mind], Mind]) -> None:
-    """From what is stored now: a person may have chosen another model since the run began."""
+    """Change the session's stored options: a person may have chosen another model since the run began."""
     found = sessions.get(conn, session)
     if found is not None and (mind := change(found.mind)) != found.mind:
         sessions.set_mind(conn, session, mind)

@@ -1,6 +1,7 @@
-"""In which order an agent asks which models, which of them may be asked, and what a person can choose.
+"""Selects models for an agent: the order to try them, which are allowed, and what a person can choose.
 
-Made from the settings and the environment, and made anew when either changes. Nothing here is asked of a provider.
+Built from the settings and the environment, and rebuilt when either changes. It makes no requests
+to providers.
 """
 
 from __future__ import annotations
@@ -24,35 +25,35 @@ from retinue.models.model_refs import DEFAULT, Allowed, is_pattern, split_creden
 from retinue.models.providers import BUILT_IN, OFFERED
 
 CHAINS_KEPT_MAX = 1_000
-NAMED_MAX = 12  # of what could be used instead, in an error
+NAMED_MAX = 12  # alternatives listed in an error
 HINT_LENGTH_MIN = 3  # characters of a part of a model's name
 
 _NAME_PARTS = re.compile(r"[^a-z0-9]+")
 
 
 class Role(StrEnum):
-    """What a model is asked for: to think, or for small work beside it."""
+    """The purpose of a model call: reasoning, or small auxiliary work."""
 
     REASONING = "reasoning"
     UTILITY = "utility"
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """What someone has chosen for a session. Without a `ref`: what the agent would use by itself."""
+    """What was chosen for a session. Without a `ref`: the agent's own model."""
 
     ref: ModelRef | None = None
     credential: str | None = None
 
 
 class Link(Struct, frozen=True, kw_only=True):
-    """One model of a chain, and why it is there."""
+    """One model of a chain, and the reason it is there."""
 
     ref: ModelRef
     because: str
 
 
 class Offer(Struct, frozen=True, kw_only=True):
-    """One model to choose from, under the number that chooses it."""
+    """One model to choose from, with its number in the list."""
 
     number: int
     facts: ModelFacts
@@ -63,7 +64,7 @@ class Offer(Struct, frozen=True, kw_only=True):
 
 
 class Catalog(Market):
-    """The market, and what of it an agent asks. Immutable: other settings make another one."""
+    """The catalog, with the selection for agents and people. Immutable: other settings make another object."""
 
     def __init__(
         self,
@@ -79,10 +80,10 @@ class Catalog(Market):
         self._allowed = Allowed(self.allow, self.resolve)
         self._chains: dict[tuple[object, ...], tuple[ModelRef, ...]] = {}
 
-    # --- which may be asked, and in which order ---
+    # --- allowed models, and their order ---
 
     def allowed(self, ref: ModelRef) -> str:
-        """Why a model may not be asked; empty where it may."""
+        """Explain why a model is not allowed; empty if it is."""
         if not ref.provider or ref == self.default or self._allowed.fits(ref):
             return ""
         return f"`models.allow` names {self._allowed.words()}, and {self.default} is the default"
@@ -96,7 +97,10 @@ class Catalog(Market):
         images: bool = False,
         role: Role = Role.REASONING,
     ) -> tuple[ModelRef, ...]:
-        """Which models to ask for this agent, in this order, each once. Asked for every turn, so it is remembered."""
+        """Return the models to try for this agent, in order, without duplicates.
+
+        Called for every turn, so it is cached.
+        """
         asked = (agent.name, agent.provider, agent.model, agent.fallbacks, mind.model, override, images, role)
         kept = self._chains.get(asked)
         if kept is None:
@@ -116,7 +120,7 @@ class Catalog(Market):
         images: bool = False,
         role: Role = Role.REASONING,
     ) -> tuple[Link, ...]:
-        """The chain, each with its because. Raises where the one that was asked for is not allowed, or is nobody's."""
+        """Return the chain, each model with its reason. Raises if the requested model is not allowed or unknown."""
         own = self._own(agent)
         first = self._first(own, mind, override)
         links = [first, *self._fallbacks(agent)]
@@ -137,7 +141,7 @@ class Catalog(Market):
             return self._asked_for(self.resolve(override), "chosen for this run")
         if mind.model is not None:
             ref = self.resolve(mind.model)
-            if self._is_usable(ref):  # what has come to be forbidden since is not asked any more
+            if self._is_usable(ref):  # a model that is no longer allowed is skipped
                 return Link(ref=ref, because="chosen for this session")
         return self._asked_for(own.ref, own.because)
 
@@ -147,7 +151,7 @@ class Catalog(Market):
         return Link(ref=self.own_model(agent), because=f"what {agent.name} is set to")
 
     def own_model(self, agent: Agent) -> ModelRef:
-        """What an agent is set to, its fallbacks left aside."""
+        """Return the model an agent is set to, without fallbacks."""
         if agent.provider is None:
             return self.resolve(agent.model) if agent.model else self.default
         provider = self.provider_name(agent.provider)
@@ -194,8 +198,11 @@ class Catalog(Market):
     # --- what a person can choose ---
 
     def numbered(self, current: ModelRef | None = None) -> list[Offer]:
-        """What there is to choose from, always in the same order: the default, what the settings name, what is known of
-        providers whose key is there, and the models of the house."""
+        """Return the models to choose from, always in the same order.
+
+        The order: the default, those in the settings, those of providers with a key, the built-in
+        models.
+        """
         return [
             Offer(
                 number=number,
@@ -209,7 +216,7 @@ class Catalog(Market):
         ]
 
     def choose(self, text: str) -> Selection:
-        """What someone means who says REF, an alias, a number of the list, REF@CREDENTIAL, or `default`."""
+        """Parse a choice: REF, an alias, a number of the list, REF@CREDENTIAL, or `default`."""
         said = text.strip()
         if said.casefold() == DEFAULT:
             return Selection()
@@ -222,9 +229,12 @@ class Catalog(Market):
         return Selection(ref=ref, credential=credential)
 
     def hinted(self, word: str, *, alone: bool) -> ModelRef | None:
-        """What someone means who names a model in passing: one that can be chosen here, by its reference, its alias or
-        its name, or by a part of the name that only one of them has. A number is just a number, and the house's own
-        models, whose names are plain words, are meant only where the word stands `alone`."""
+        """Return the model that a word in a message refers to, if it is unambiguous.
+
+        Matches a reference, an alias or a name of a model on offer, or a part of a name that only
+        one has. A number never matches. The names of built-in models are plain words, so they match
+        only if the word is `alone`.
+        """
         said = word.casefold()
         offered = [ref for ref in self._offered() if ref.provider or alone]
         for ref in offered:

@@ -1,6 +1,7 @@
-"""The guide: a script in the place of a model, so that every part of a house can be tried without key or network.
+"""The offline guide: a scripted model, so that every part of the server can be tried without a key or network.
 
-It looks up what it has read since it last spoke in a table, and plays what stands there: same prompt, same reply.
+It looks up what it has read since its last reply in a table, and plays the script found there. The
+same prompt always gives the same reply.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ PIECES_MAX = 2000
 RECALLED_MAX = 5
 SHOWN_CHARS_MAX = 2000
 
-_SILENCE = "NO_REPLY"  # a whole reply of this is recorded and not sent
+_SILENCE = "NO_REPLY"  # a reply of only this is recorded and not sent
 
 
 class Script(Struct, frozen=True, kw_only=True):
-    """What to do in one reply, in the order of these fields. A script of nothing is silence."""
+    """What to do in one reply, in the order of these fields. An empty script is silence."""
 
     after_s: float = 0.0
     thinking: str = ""
@@ -54,7 +55,7 @@ class Script(Struct, frozen=True, kw_only=True):
 
 
 class Guide(Struct, frozen=True):
-    """Plays the script that fits the prompt, word by word, at its pace."""
+    """Plays the script for the prompt, word by word, at its pace."""
 
     clock: Clock
     pause_s: float = PAUSE_S
@@ -80,7 +81,7 @@ class Guide(Struct, frozen=True):
                 because="`fail` shows what becomes of your envelope when a model fails",
                 try_this="say something else: the conversation goes on",
                 code="model.asked-to-fail",
-                failure=Failure.BAD_REQUEST,  # asking again would not help
+                failure=Failure.BAD_REQUEST,  # a retry would not help
             )
         for number, call in enumerate(script.calls, start=1):
             yield Asks(replace(call, id=f"call-{number}"))
@@ -88,20 +89,20 @@ class Guide(Struct, frozen=True):
 
 
 def pieces(text: str) -> list[str]:
-    """Words, each with the space behind it; several at a time where there are very many."""
+    """Split into words, each with its trailing space; several words per piece if there are very many."""
     words = re.findall(r"\S+\s*|\s+", text)
     together = -(-len(words) // PIECES_MAX) or 1
     return ["".join(words[i : i + together]) for i in range(0, len(words), together)]
 
 
 def script_for(prompt: Prompt) -> Script:
-    """A word on each thing that this run has read since the guide last spoke, in that order."""
+    """Build one script that answers everything this run has read since the last reply, in order."""
     scripts = (script for record in _unanswered(prompt.records) for script in _reactions(record, prompt))
     return reduce(Script.then, scripts, Script())
 
 
 def _unanswered(records: Sequence[Record]) -> list[Record]:
-    # From the end, so that the cost follows the run and not the history before it.
+    # From the end, so that the cost depends on the run, not on the history before it.
     run = records[-1].run if records else None
     return list(takewhile(lambda r: r.run == run and r.kind is not RecordKind.ASSISTANT, reversed(records)))[::-1]
 
@@ -119,7 +120,10 @@ def _reactions(record: Record, prompt: Prompt) -> Iterator[Script]:
 
 
 def read_back(result: ToolResult) -> str:
-    """What came of a call. One that waits, was refused or cut off must not read like one that was done."""
+    """Describe the result of a call.
+
+    One that waits, was refused or interrupted must not read like one that was done.
+    """
     tool, output = f"`{result.tool}`", result.output.strip()
     if not result.failed:
         return f"{tool} says:\n{_cut(output)}" if output else f"{tool} came back with nothing in it."
@@ -132,7 +136,7 @@ def read_back(result: ToolResult) -> str:
     return f"{tool} did not work: {_cut(output)}"
 
 
-_RULE = re.compile(r"^---$", re.MULTILINE)  # no sender can write this or the tags: turn_input sees to it
+_RULE = re.compile(r"^---$", re.MULTILINE)  # senders cannot write this or the tags: `runners/turn_input` escapes them
 _AROUND = re.compile(r'\A(?:<context [^\n]*\n|<system_message origin="[^"]*">)|</system_message>\Z')
 _COURTESY = re.compile(r"(?:(?:please|kindly|guide|(?:can|could|would|will)\s+you)\b[\s,:]*)*", re.IGNORECASE)
 _GREETING = r"(?:hello|hi|hiya|hey|howdy|greetings|good (?:morning|day|afternoon|evening))(?: there| guide| all)?"
@@ -140,7 +144,7 @@ _GREETED = re.compile(r"(?:" + _GREETING.replace(" ", r"\s+") + r"\b[\s,.:;!?-]*
 
 
 def letters(turn: str) -> list[str]:
-    """The words of each envelope of a turn, oldest first; whatever is no turn is one letter as it stands."""
+    """Return the text of each envelope in a turn, oldest first. A text that is not a turn is returned unchanged."""
     head, *blocks = _RULE.split(turn)
     bodies = [block.strip("\n").partition("\n\n")[2] for block in blocks[:-1]]
     found = [body for body in bodies if body and head.startswith("## Turn Context")] or [turn]
@@ -148,7 +152,7 @@ def letters(turn: str) -> list[str]:
 
 
 def hear(words: str, prompt: Prompt) -> Script:
-    """The first ability that knows these words answers them."""
+    """Answer with the first ability that matches the request."""
     for request in _readings(words):
         for ability in ABILITIES:
             if (rest := ability.heard(request)) is not None:
@@ -157,14 +161,14 @@ def hear(words: str, prompt: Prompt) -> Script:
 
 
 def _readings(words: str) -> Iterator[str]:
-    """The request as it is, so that a command keeps its meaning; then without the greeting before it."""
+    """Yield the request unchanged, so that a command keeps its meaning; then without its greeting."""
     request = _COURTESY.sub("", words, count=1)
     yield request
     if greeted := _GREETED.match(request):
         yield _COURTESY.sub("", request[greeted.end() :], count=1) or "hello"
 
 
-# What stands in the table: words to say, or a pure function of the words behind the command and of the prompt
+# The actions of the table: a text, or a pure function of the text after the command and of the prompt.
 
 I_AM = "I am the offline guide: a script that comes with retinue, not a language model."
 TRY_THIS = (
@@ -225,7 +229,7 @@ def count(rest: str, _prompt: Prompt) -> Script:
     wanted = int(float(rest[:9] or "20"))
     end = "Done." if wanted <= COUNT_MAX else f"I stop here: {COUNT_MAX} is as far as I count."
     numbers = map(str, range(1, min(wanted, COUNT_MAX) + 1))
-    return Script(text=" ".join((*numbers, end)), pace=5.0)  # slowly: counting is there to be interrupted
+    return Script(text=" ".join((*numbers, end)), pace=5.0)  # slowly, so that it can be interrupted
 
 
 def be_slow(rest: str, _prompt: Prompt) -> Script:
@@ -274,7 +278,7 @@ _JOINT = re.compile(r"[,;\n]|(?:and|then)\b|$", re.IGNORECASE)
 
 
 def calls_in(words: str, tools: Sequence[ToolSpec]) -> list[Call]:
-    """`a {...}; b plain words; c and d` as calls. Raises `ValueError` where they cannot be made out."""
+    """Parse `a {...}; b plain words; c and d` into calls. Raises `ValueError` if that is not possible."""
     needed = {tool.name: tool.parameters.get("required", []) for tool in tools}
     calls: list[Call] = []
     at = 0
@@ -283,11 +287,11 @@ def calls_in(words: str, tools: Sequence[ToolSpec]) -> list[Call]:
         arguments: dict[str, Any] = {}
         if words.startswith("{", at):
             arguments, at = json.JSONDecoder().raw_decode(words, at)
-            json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()  # neither NaN nor lone surrogates
+            json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()  # rejects NaN and lone surrogates
         elif not _JOINT.match(words, at):
             said = re.split(r"[;\n]", words[at:], maxsplit=1)[0]
             at += len(said)
-            if len(names := needed.get(tool, [])) == 1:  # plain words are the one thing that a tool must be told
+            if len(names := needed.get(tool, [])) == 1:  # plain words are the value of the only required parameter
                 arguments = {names[0]: said.strip()}
         calls.append(Call(id="", tool=tool, arguments=arguments))
     if not calls:
@@ -300,7 +304,7 @@ def _cut(text: str, chars_max: int = SHOWN_CHARS_MAX) -> str:
 
 
 class Ability(Struct, frozen=True):
-    """How it is asked for, what is then done or said, and how help shows it; without an example it is not shown."""
+    """A pattern, the action for it, and its entry in the help; without an example it is not listed."""
 
     asked: str
     does: str | Callable[[str, Prompt], Script]
@@ -308,13 +312,16 @@ class Ability(Struct, frozen=True):
     shows: str = ""
 
     def heard(self, words: str) -> str | None:
-        """The words behind the command, or None where it was not said. Spaces, case and a closing `please` are free."""
+        """Return the text after the command; None if it does not match.
+
+        Spaces, case and a final `please` are ignored.
+        """
         asked = self.asked.replace(" ", r"\s+")
         found = re.fullmatch(rf"(?:{asked})(?:[\s,]+please)?[\s.!?]*", words, re.IGNORECASE | re.DOTALL)
         return (found.groupdict().get("rest") or "").strip() if found else None
 
 
-# In front of `[\s.!?]*`, a part that repeats must not match these signs too: long words would take quadratic time.
+# Before `[\s.!?]*`, a repeated part must not match these signs too: long inputs would take quadratic time.
 _N = r"(?: (?P<rest>\d+(?:\.\d+)?))?"
 _REST = "(?: (?P<rest>.+))?"
 _S = "(?: is|['\u2019]?s)"
@@ -323,7 +330,7 @@ _TAIL = "(?:,? (?:here|now|today|then|first|next|exactly|actually|anyway|about|f
 
 
 def any_of(*phrases: str) -> str:
-    """One of these phrases, with or without the small words that people put behind them."""
+    """Return a pattern for one of these phrases, with or without common trailing words."""
     return f"(?:{'|'.join(phrases)}){_TAIL}"
 
 

@@ -1,6 +1,9 @@
-"""What models cost: as the settings say, else as genai-prices knows it, from data on disk: nobody is asked.
+"""Model prices: from the settings, else from genai-prices' data on disk.
 
-Importing it takes a quarter of a second, so that happens when a price is first wanted. `ready` does it in a thread.
+Makes no requests.
+
+Importing genai-prices takes a quarter of a second, so it happens when a price is first needed.
+`load_prices` does it in a thread.
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ if TYPE_CHECKING:
 
 PRICES_CACHED_MAX = 512
 
-# What some providers are called there.
+# The names of some providers in genai-prices.
 _CALLED = {"xai": "x-ai", "moonshot": "moonshotai"}
 
 
 def set_price(entry: ModelSettings) -> Price | None:
-    """What the settings say of a model; None where they do not say both what is read and what is written."""
+    """Return the price in a model's settings; None unless both input and output prices are set."""
     if entry.input_usd is None or entry.output_usd is None:
         return None
     return Price(
@@ -40,7 +43,7 @@ def set_price(entry: ModelSettings) -> Price | None:
 
 @functools.lru_cache(maxsize=PRICES_CACHED_MAX)
 def known_price(ref: ModelRef, on: date) -> Price | None:
-    """What is known of a model's price on a day; None where nothing is. Of several that may apply, the dearest."""
+    """Return the known price of a model on a day; None if there is none. If several may apply, the highest."""
     from genai_prices.data_snapshot import get_snapshot
 
     provider = _CALLED.get(ref.provider, ref.provider)
@@ -62,12 +65,12 @@ def known_price(ref: ModelRef, on: date) -> Price | None:
 
 
 async def ready() -> None:
-    """Have the prices at hand, so that nobody waits for them later."""
+    """Load the price data in advance, so that later lookups do not block."""
     await asyncio.to_thread(_load)
 
 
 def unpriced(ref: ModelRef) -> PriceUnknown:
-    """Says which settings would give it a price."""
+    """Build the error that says which settings would supply a price."""
     return PriceUnknown(ref)
 
 
@@ -78,7 +81,7 @@ def _load() -> None:
 
 
 def _applying(model: ModelInfo, on: date) -> Iterator[ModelPrice]:
-    """The prices of a day. Where they differ by the hour, all of them: a call may come at any."""
+    """Yield the prices of a day. If they differ by the hour, all of them: a call may come at any time."""
     from genai_prices.types import TimeOfDateConstraint
 
     if not isinstance(model.prices, list):
@@ -90,7 +93,10 @@ def _applying(model: ModelInfo, on: date) -> Iterator[ModelPrice]:
 
 
 def _dearest(prices: list[ModelPrice], key: str) -> int | None:
-    """A price that grows with the length of a prompt counts as the longest would cost: a cap must hold."""
+    """Return the highest price.
+
+    One that grows with the prompt length counts at its highest tier: a budget must hold.
+    """
     found: list[Decimal] = []
     for price in prices:
         said: Any = getattr(price, key, None)
@@ -102,5 +108,5 @@ def _dearest(prices: list[ModelPrice], key: str) -> int | None:
 
 
 def _microusd(usd: float | Decimal) -> int:
-    """Rounded up: what is charged is never less."""
+    """Rounded up: never less than what is charged."""
     return math.ceil(Decimal(str(usd)) * MICROUSD)

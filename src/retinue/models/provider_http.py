@@ -1,6 +1,7 @@
-"""The rim of every model that is reached over HTTP: one request out, one stream in, every end of it in our words.
+"""HTTP transport of all provider models: one request, one streamed response, every failure as `ModelFailed`.
 
-What is said is the business of a `Wire`, one for each format. Nothing here knows what a token is.
+The content is the business of a `ProviderFormat`, one per wire format. Nothing here knows what a
+token is.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ REPLY_BYTES_MAX = 64 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
 REFUSAL_S = 10.0
 LINE_END_S = 0.2
-STALE_S = 1.0  # a line that was gone before it was used is found to be so at once
+STALE_S = 1.0  # a stale connection fails within this time
 
 _WORDS = (Text, Thinking)
 _BOM = b"\xef\xbb\xbf"
@@ -42,12 +43,12 @@ _STREAM_BEGINS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where one model is asked, and how. `quirks` are what this server does its own way, by name."""
+    """Where one model is reached, and how. `quirks` names the peculiarities of this server."""
 
     facts: ModelFacts
     url: str  # without the path of the operation: https://api.openai.com/v1
-    auth: Auth | None = None  # how it is shown a key; None: as its format has it
-    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # may hold a secret
+    auth: Auth | None = None  # how the key is sent; None: the default of its format
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # may contain a secret
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     quirks: frozenset[str] = frozenset()
     omitted: Omitted = NOTHING  # what this provider has refused before
@@ -65,7 +66,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. The headers may hold a key, so they are in no `repr`."""
+    """One request. The headers may contain a key, so they are in no `repr`."""
 
     url: str
     headers: Mapping[str, str] = field(repr=False)
@@ -73,7 +74,7 @@ class Request:
 
 
 def _asked(wire: Wire, prompt: Prompt, target: Target, key: str) -> Request:
-    """The request with its key where this provider looks for it."""
+    """Build the request, with the key where this provider expects it."""
     if target.auth is None:
         return wire.request(prompt, target, key)
     request = wire.request(prompt, target, "")
@@ -88,37 +89,40 @@ def _asked(wire: Wire, prompt: Prompt, target: Target, key: str) -> Request:
 
 
 class Reader(Protocol):
-    """Reads one reply. Made anew for each."""
+    """Reads one reply. A new one is made for each."""
 
     @property
     def done(self) -> bool:
-        """Whether the provider has said its last word: whatever keeps the line open after it is not waited for."""
+        """Whether the provider has sent its last event. A connection that stays open after it is not waited for."""
         ...
 
     def read(self, name: bytes, data: bytes) -> Iterable[Chunk]:
-        """One event of the stream. Raises `ModelFailed` where the provider says in it that it cannot go on."""
+        """Read one event of the stream. Raises `ModelFailed` if it reports an error."""
         ...
 
     def whole(self, body: bytes) -> Iterable[Chunk]:
-        """A reply that came in one piece of JSON, without its `Ended`. An error in its place is raised."""
+        """Read a reply that came as one JSON body; yields no `EndChunk`. Raises if it is an error."""
         ...
 
     def end(self) -> Ended:
-        """The stream is over. Raises `ModelFailed` where it broke off in the middle."""
+        """End the stream. Raises `ModelFailed` if it broke off in the middle."""
         ...
 
 
 @runtime_checkable
 class HoldsBack(Protocol):
-    """A reader of a format whose servers do not always say that they have ended."""
+    """A reader for a format whose servers do not always send an end event."""
 
     def rest(self) -> Iterable[Chunk]:
-        """The stream is over, and the line was not cut: what was held back, if that is whole. Asked before `end`."""
+        """Return what was held back, if it is complete.
+
+        Called before `finish`, after a stream that ended without an error.
+        """
         ...
 
 
 class Wire(Protocol):
-    """One wire format: how a prompt is said, and how a reply is read."""
+    """One wire format: how a prompt is encoded, and how a reply is read."""
 
     def request(self, prompt: Prompt, target: Target, key: str) -> Request: ...
 
@@ -127,15 +131,15 @@ class Wire(Protocol):
 
 @runtime_checkable
 class Repairs(Protocol):
-    """A format whose providers refuse some requests for a part of them that can be left out."""
+    """A format that can repair some refused requests by omitting a part."""
 
     def repair(self, said: Said, prompt: Prompt, target: Target) -> Repair | None:
-        """What to leave out after this refusal, so that the same can be asked again; None where nothing helps."""
+        """Return what to omit after this refusal, so that the call can be repeated; None if nothing helps."""
         ...
 
 
 class Link:
-    """The connections of the whole house to its providers. Made when first used, and used again."""
+    """The connections of the server to all providers. Opened at first use, and reused."""
 
     def __init__(self) -> None:
         self.lines = Lines()
@@ -146,10 +150,12 @@ class Link:
 
 
 class HttpModel:
-    """A model behind a URL. Asks once: whoever wants to ask again decides that, and pays for it, itself.
+    """A model behind a URL.
 
-    The exception is a request that was refused for a part that its format can leave out: nothing was made of it, so it
-    is repaired once and asked again within the same call.
+    It makes one attempt: retries are the caller's decision, and cost.
+
+    The exception is a request refused for a part that its format can omit. Nothing was generated
+    for it, so it is repaired and repeated once within the same call.
     """
 
     def __init__(self, link: Link, wire: Wire, target: Target) -> None:
@@ -188,7 +194,7 @@ class HttpModel:
                 try:
                     piece = await exchange.more()
                 except ModelFailed:
-                    # What comes after its end is no part of a reply: not even that the line broke.
+                    # What follows the end event is not part of the reply, not even a broken connection.
                     ended = _ended(reader)
                     if ended is None:
                         raise
@@ -201,14 +207,14 @@ class HttpModel:
                     yield chunk
             yield reader.end()
         except (msgspec.DecodeError, RecursionError, UnicodeError):
-            # Nested too deep for a decoder, or no text where there should be some.
+            # Nested too deeply for the decoder, or not text where text is expected.
             raise malformed(target.provider, "it sent something that cannot be read") from None
         except ModelFailed as failed:
             told = error_messages.masked(failed, (key, *target.headers.values()))
             if told.code == "model.not-found":
                 told = gone(told, target.facts.ref)
             if told is not failed:
-                raise told from None  # not even as the cause of it
+                raise told from None  # without the cause, which contains the secret
             raise
         finally:
             exchange.close()
@@ -219,7 +225,7 @@ class HttpModel:
         return target if omitted == target.omitted else replace(target, omitted=omitted)
 
     def _repaired(self, prompt: Prompt, target: Target, key: str, status: int, refusal: bytes) -> Request | None:
-        """The request without what was refused in it, if that can be left out; it is from now on."""
+        """Return the request without the refused part, if that can be omitted. Later requests omit it too."""
         if status not in REPAIRABLE or not isinstance(self._wire, Repairs):
             return None
         repair = self._wire.repair(said_in(refusal), prompt, target)
@@ -234,8 +240,11 @@ class HttpModel:
 
 
 def _said(reader: Reader, events: Iterable[tuple[bytes, bytes]]) -> Iterator[Chunk]:
-    """What one piece of a stream says. Words that came together are told together: whoever listens does something with
-    each chunk, and a quick provider sends dozens at once."""
+    """Yield the chunks of one piece of a stream.
+
+    Adjacent text is merged: each chunk costs work downstream, and a fast provider sends dozens at
+    once.
+    """
     words: list[str] = []
     kind: type[Text | Thinking] = Text
     try:
@@ -253,7 +262,7 @@ def _said(reader: Reader, events: Iterable[tuple[bytes, bytes]]) -> Iterator[Chu
                     words.clear()
                 yield chunk
     except ModelFailed:
-        if words:  # what was said before it failed was said
+        if words:  # text before the failure still counts
             yield kind("".join(words))
         raise
     if words:
@@ -261,9 +270,11 @@ def _said(reader: Reader, events: Iterable[tuple[bytes, bytes]]) -> Iterator[Chu
 
 
 class _Exchange:
-    """One request and what comes back, in pieces; every way in which that can fail, in our words.
+    """One request and its response, in pieces.
 
-    Only our own waiting is measured, never what whoever listens does with a piece.
+    Every failure is raised as `ModelFailed`.
+
+    Timeouts cover only our own waiting, never the time the consumer spends on a piece.
     """
 
     def __init__(
@@ -273,7 +284,7 @@ class _Exchange:
         target: Target,
         repaired: Callable[[int, bytes], Request | None] = lambda status, refusal: None,
     ) -> None:
-        """`repaired` makes another request out of a refusal, where that can help. It is asked once."""
+        """`repair` builds another request from a refusal, if that can help. It is called once."""
         self._lines = lines
         self._request = request
         self._target = target
@@ -284,7 +295,7 @@ class _Exchange:
         self._size_bytes = 0
 
     async def begin(self) -> bytes:
-        """Ask, and wait until it can be told what comes. A refusal is raised."""
+        """Send the request, and wait until the kind of response is known. Raises if the request was refused."""
         try:
             async with asyncio.timeout(self._target.first_byte_s):
                 first = await self._begin()
@@ -295,10 +306,10 @@ class _Exchange:
         return first
 
     async def more(self) -> bytes:
-        """The next piece; nothing where that was all."""
+        """Return the next piece; empty at the end."""
         line = self._line
         assert line is not None
-        if line.at_end:  # a short reply comes whole, and nobody waits for it
+        if line.at_end:  # a short reply arrives whole, so there is nothing to wait for
             return b""
         silence = self._silence
         if silence is None:
@@ -315,14 +326,17 @@ class _Exchange:
         return piece
 
     async def rest(self, first: bytes) -> bytes:
-        """A body that is no stream, whole."""
+        """Return the whole body of a response that is not a stream."""
         pieces = [first]
         while piece := await self.more():
             pieces.append(piece)
         return b"".join(pieces)
 
     def said_all(self) -> None:
-        """Nothing more will be said. A moment is left for the line to end, so that it can be used again."""
+        """No more content is expected.
+
+        Wait briefly for the end of the response, so that the connection can be reused.
+        """
         self._patience_s = min(self._patience_s, LINE_END_S)
         if self._silence is not None:
             self._silence.at_most(LINE_END_S)
@@ -356,8 +370,12 @@ class _Exchange:
         return first
 
     async def _answered(self) -> Line:
-        """Asked once. A line that is kept open may be closed by the other side while we send: it never read that, and
-        we ask again on another one. Only where nothing came back, at once, and on a line that was used before."""
+        """Send the request once.
+
+        The other side may close a kept-alive connection while we send, without reading the request.
+        Then it is sent again on a new connection. This happens only if no byte came back, at once,
+        and the connection was used before.
+        """
         place, begin = place_of(self._request.url)
         line = self._line = await self._lines.take(place)
         now = asyncio.get_running_loop().time
@@ -379,7 +397,7 @@ class _Exchange:
             raise error_messages.too_long(self._target.provider, REPLY_BYTES_MAX)
 
     def _told(self, error: Exception, patience_s: float) -> ModelFailed | None:
-        """None for what has nothing to do with the line."""
+        """Convert an error to `ModelFailed`; None if it has nothing to do with the connection."""
         provider, begun = self._target.provider, self._size_bytes > 0
         match error:
             case TimeoutError():
@@ -391,8 +409,10 @@ class _Exchange:
 
 
 class _Silence:
-    """How long nothing has come while we listened. One timer for a whole stream: a timeout around each piece would cost
-    as much as reading it."""
+    """Idle timeout while waiting for data.
+
+    One timer for a whole stream: a timeout per piece would cost as much as reading it.
+    """
 
     __slots__ = ("_line", "_loop", "_since", "_timer", "patience_s")
 
@@ -428,7 +448,7 @@ class _Silence:
 
 
 def is_stream(beginning: bytes) -> bool | None:
-    """Whether a body that begins so has events in it; None where that cannot be said yet. Its type is often wrong."""
+    """Whether a body with this beginning is an event stream; None if undecided. The content type is often wrong."""
     said = beginning.removeprefix(_BOM).lstrip()
     if said.startswith(_STREAM_BEGINS):
         return True
@@ -445,7 +465,7 @@ def _ended(reader: Reader) -> Ended | None:
 
 
 async def _refusal(line: Line) -> bytes:
-    """What is said with a refusal, or the beginning of it: the status alone says enough to go on."""
+    """Return the body of an error response, or its beginning: the status alone suffices to continue."""
     said = b""
     try:
         async with asyncio.timeout(REFUSAL_S):
@@ -457,7 +477,7 @@ async def _refusal(line: Line) -> bytes:
 
 
 def malformed(provider: str, because: str) -> ModelFailed:
-    """For readers: what came cannot be a reply."""
+    """Build the error for data that cannot be a reply, for readers."""
     return ModelFailed(
         f"{provider} answered with something that is no reply",
         because=because,

@@ -1,6 +1,8 @@
-"""How much we ask of a provider in a minute, by its settings: requests, and tokens. Who comes too soon waits in line.
+"""Rate limits of our own per provider (requests and tokens per minute).
 
-A minute is any sixty seconds, not one of the clock's: what was asked in the last sixty is what counts.
+A call over the limit waits in a queue.
+
+A minute is a sliding window of 60 seconds.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ WAIT_MAX_S = 60.0
 
 
 class HouseLimit(ModelFailed):
-    """Our own limit, not the provider's: no credential is to blame."""
+    """Our own limit was reached, not the provider's: no credential is at fault."""
 
 
 class Booked(Struct, eq=False):
-    """A place in the line: a call that is made at `at_ms` and takes about so many tokens."""
+    """A reserved call at `at_ms` with an estimated number of tokens."""
 
     provider: str
     at_ms: int
@@ -35,18 +37,18 @@ class Booked(Struct, eq=False):
 
 
 class Limits(Struct):
-    """Kept in memory: after a restart, a minute begins anew."""
+    """The limits of all providers. In memory: a restart clears the window."""
 
     settings: Callable[[], Mapping[str, ProviderSettings]]
     _lines: dict[str, deque[Booked]] = field(default_factory=dict[str, "deque[Booked]"])
 
     def wait_s(self, provider: str, tokens: int, now: datetime) -> float:
-        """How long a call of so many tokens would wait. Nothing is booked."""
+        """Return how long a call with this many tokens would wait. Reserves nothing."""
         now_ms = to_ms(now)
         return (self._free_ms(provider, tokens, now_ms) - now_ms) / 1000
 
     def book(self, provider: str, tokens: int, now: datetime) -> Booked:
-        """A place in the line, at once and for good. Raises `HouseLimit` where the wait would be too long."""
+        """Reserve the next slot. Raises `ConfiguredLimitReached` if the wait would be too long."""
         now_ms = to_ms(now)
         at_ms = self._free_ms(provider, tokens, now_ms)
         wait_s = (at_ms - now_ms) / 1000
@@ -58,18 +60,18 @@ class Limits(Struct):
         return booked
 
     def took(self, booked: Booked, tokens: int) -> None:
-        """What the call came to, in place of what was thought."""
+        """Replace the estimate by the actual number of tokens."""
         booked.tokens = max(tokens, 0)
 
     def give_back(self, booked: Booked) -> None:
-        """The call was never made."""
+        """Release the reservation: the call was not made."""
         line = self._lines.get(booked.provider)
         if line is not None and booked in line:
             line.remove(booked)
 
     @asynccontextmanager
     async def waiting(self, provider: str, tokens: int, clock: Clock) -> AsyncGenerator[Booked]:
-        """Wait for one's turn, then make the call inside. Who is cancelled while waiting gives up the place."""
+        """Wait for the reserved time, then run the body. A cancelled wait releases the reservation."""
         booked = self.book(provider, tokens, clock.now())
         if booked.wait_s > 0:
             try:
@@ -80,17 +82,17 @@ class Limits(Struct):
         yield booked
 
     def limited(self, provider: str) -> bool:
-        """Whether there is a limit to keep at all."""
+        """Whether a provider has a limit at all."""
         limits = self.settings().get(provider)
         return limits is not None and (limits.requests_per_minute or limits.tokens_per_minute) is not None
 
     def _free_ms(self, provider: str, tokens: int, now_ms: int) -> int:
-        """When the next in line may go: not before the one ahead, and not before there is room in that minute."""
+        """Return when the next call may start: not before the one ahead, and not before the window has capacity."""
         limits = self.settings().get(provider)
         line = self._lines.get(provider)
         if limits is None or not line:
             return now_ms
-        if line[-1].at_ms - now_ms > WAIT_MAX_S * 1000:  # nobody waits so long: the clock was set back
+        if line[-1].at_ms - now_ms > WAIT_MAX_S * 1000:  # no wait is that long: the clock was set back
             line.clear()
         while line and line[0].at_ms <= now_ms - MINUTE_MS:
             line.popleft()
@@ -99,7 +101,7 @@ class Limits(Struct):
         spent = sum(booked.tokens for booked in inside)
         requests_max, tokens_max = limits.requests_per_minute, limits.tokens_per_minute
         for number, booked in enumerate(inside):
-            # A call that is larger than the limit goes alone, or it would never go.
+            # A call larger than the limit goes alone, or it would never go.
             fits = tokens_max is None or spent + tokens <= tokens_max
             if fits and (requests_max is None or len(inside) - number < requests_max):
                 break

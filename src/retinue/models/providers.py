@@ -1,7 +1,7 @@
-"""Who sells models, as data: where they are reached, how they are spoken to, which variable holds their key, and what
-is known of families of models. Settings say more, and are believed before this.
+"""Built-in data about providers and model families: URLs, formats, key variables and capabilities.
 
-What a server does in a way of its own is known to the wire that speaks with it, by the same names.
+Settings take precedence. Peculiarities of a server are handled by its wire format, under the same
+quirk names.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from msgspec import Struct
 
 from retinue.config.models import Quirk, WireFormat
 
-MODELS_KNOWN_ON = date(2026, 11, 16)  # so old is what this file and `retired` know; nothing is asked of a provider
-ASKED_TOKENS_MAX = 32_000  # of one reply, unless a model's entry says more: all that is asked for is reserved
+MODELS_KNOWN_ON = date(2026, 11, 16)  # the age of the data here and in `retired_models`; providers are not queried
+ASKED_TOKENS_MAX = 32_000  # per reply, unless a model's settings say more: all requested tokens are reserved
 FAMILIES_CACHED_MAX = 512
-BRAVE_KEY = "BRAVE_API_KEY"  # no model: found for the tools that search
+BRAVE_KEY = "BRAVE_API_KEY"  # not a model key: used by the search tools
 
 
 class Provider(Struct, frozen=True, kw_only=True):
-    """Someone the house knows by name. Without variables, no key is needed: such a server is one's own."""
+    """A provider known by name. Without variables it needs no key: it is the owner's own server."""
 
     format: WireFormat = WireFormat.OPENAI_CHAT
     url: str
     variables: tuple[str, ...] = ()
-    default_model: str = ""  # what an agent gets that names this provider and no model, until its end (`retired`)
-    own: bool = False  # runs on one's own machine: what it does costs nothing by the token
+    default_model: str = ""  # for an agent with this provider and no model, until its retirement
+    own: bool = False  # runs on the owner's machine: no cost per token
 
 
 class Family(Struct, frozen=True):
-    """What models have in common whose names begin so. `efforts` of None: not known, and passed on as it is."""
+    """What models have in common whose names match. `efforts` of None: unknown, and passed through."""
 
     fits: str
     window_tokens: int
@@ -43,7 +43,7 @@ class Family(Struct, frozen=True):
     quirks: frozenset[Quirk] = frozenset()
 
 
-INSIDE = frozenset({"local", "bridge"})  # files and libraries of this machine, not servers
+INSIDE = frozenset({"local", "bridge"})  # files and libraries on this machine, not servers
 INSIDE_WINDOW_TOKENS = 16_384
 
 BUILT_IN: Mapping[str, Provider] = {
@@ -102,10 +102,10 @@ BUILT_IN: Mapping[str, Provider] = {
     "vllm": Provider(url="http://127.0.0.1:8000/v1", own=True),
 }
 
-# Whose key, found in the environment, says what the staff thinks with where nothing else does. In this order.
+# The providers whose key in the environment decides the default model, in this order.
 DISCOVERED = ("anthropic", "openai", "google")
 
-# What is offered to choose from where a key is there. Others can be asked all the same.
+# The models offered for choice if there is a key. Others can be used too.
 OFFERED: Mapping[str, tuple[str, ...]] = {
     "anthropic": ("claude-opus-5-5", "claude-sonnet-5-5", "claude-haiku-5-5", "claude-opus-4-5"),
     "openai": ("gpt-6.1-sol", "gpt-6.1-terra", "gpt-6-luna", "gpt-6-astra"),
@@ -124,7 +124,7 @@ _TAKES_NONE: tuple[str, ...] = ()
 _ADAPTIVE = frozenset({Quirk.ADAPTIVE})
 _BY_LEVEL = frozenset({Quirk.THINKING_LEVEL})
 
-# Window, longest reply asked for, and what it can do. The first that fits the beginning of a name counts.
+# Window, maximum reply, capabilities. The first pattern that matches the beginning of a name applies.
 FAMILIES: tuple[Family, ...] = (
     Family(r"claude-[a-z]+-4[.-]6", 1_000_000, vision=True, efforts=_NONE_TO_HIGH, quirks=_ADAPTIVE),
     Family(r"claude-[a-z]+-4[.-][7-9]", 1_000_000, vision=True, efforts=_ANY, quirks=_ADAPTIVE),
@@ -184,6 +184,6 @@ FAMILIES: tuple[Family, ...] = (
 
 @functools.lru_cache(maxsize=FAMILIES_CACHED_MAX)
 def family_of(model: str) -> Family | None:
-    """What is known by the name of a model, without what a reseller puts before it."""
+    """Return the family of a model, by its name without a reseller's prefix."""
     name = model.rpartition("/")[2].casefold()
     return next((family for family in FAMILIES if re.match(family.fits, name)), None)

@@ -1,7 +1,8 @@
-"""Any model that pydantic-ai can speak with, as one of ours: for providers that we have no wire for.
+"""Uses any pydantic-ai model as one of ours, for providers without a wire format here.
 
-pydantic-ai comes with the extra `bridge`, and is loaded when such a model is first asked. Records are turned into its
-messages and its events into our chunks; nothing of it is kept, so it can be left out again.
+pydantic-ai comes with the extra `bridge`, and is imported at the first call. Records are converted
+to its messages, and its events to our chunks. None of it is stored, so the extra can be removed
+again.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from retinue.models.formats.wire_formats import arguments_of, effort_of
 from retinue.models.provider_http import FIRST_BYTE_S, SILENCE_S
 
 EXTRA = "retinue[bridge]"
-MODELS_KEPT_MAX = 8  # of one bridge, by key: whoever changes keys often makes them anew
+MODELS_KEPT_MAX = 8  # per bridged model, by key: frequent key changes rebuild them
 
-# A model of pydantic-ai's, made for a key; without one it looks into the environment itself.
+# Builds a pydantic-ai model for a key; without one, pydantic-ai reads the environment itself.
 Make = Callable[[str], Any]
 
 _STOPS = {"length": Stop.LENGTH, "content_filter": Stop.FILTERED}
@@ -49,7 +50,7 @@ _BY_STATUS = {403: Failure.PERMISSION, 413: Failure.TOO_LARGE}
 
 
 def inferred(name: str) -> Make:
-    """What pydantic-ai makes of a name such as `groq:llama-3.3-70b-versatile`."""
+    """Return a function that builds the model for a pydantic-ai name such as `groq:llama-3.3-70b-versatile`."""
 
     def make(key: str) -> Any:
         models, providers = _library("models"), _library("providers")
@@ -73,14 +74,14 @@ def inferred(name: str) -> Make:
 
 
 class Bridges:
-    """The models that the settings name as bridge/NAME, each made when it is first asked for."""
+    """The models that the settings name as bridge/NAME, each created at first use."""
 
     def __init__(self, facts: Callable[[ModelRef], ModelFacts]) -> None:
         self._facts = facts
         self._made: dict[ModelRef, Bridge] = {}
 
     def find(self, ref: ModelRef, _: ModelSettings) -> Bridge:
-        """It is another one only where the settings say something else of it."""
+        """Return the model. A new one is created only if its settings have changed."""
         facts, kept = self._facts(ref), self._made.get(ref)
         if kept is None or kept.facts != facts:
             kept = self._made[ref] = Bridge(facts, inferred(ref.model))
@@ -88,7 +89,7 @@ class Bridges:
 
 
 class Bridge:
-    """A model of pydantic-ai's. It asks once, as all of ours do: retries of the libraries below are switched off."""
+    """One pydantic-ai model. It makes one attempt, like all models: retries of the libraries below are disabled."""
 
     def __init__(
         self, facts: ModelFacts, make: Make, *, first_byte_s: float = FIRST_BYTE_S, silence_s: float = SILENCE_S
@@ -141,7 +142,7 @@ class Bridge:
                 raise error_messages.too_slow(self.name, begun=hearing.begun, patience_s=patience_s) from error
             except Exception as error:
                 if told := self._told(error, begun=hearing.begun):
-                    raise told from None  # what stands behind it may quote the request
+                    raise told from None  # its cause may quote the request
                 raise
 
     def _model(self, key: str) -> Any:
@@ -157,7 +158,7 @@ class Bridge:
         return made
 
     def _told(self, error: Exception, *, begun: bool) -> ModelFailed | None:
-        """None for what has nothing to do with the model."""
+        """Convert an error to `ModelFailed`; None if it has nothing to do with the model."""
         kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("pydantic_ai.")]
         failure = next((_FAILURES[kind] for kind in kinds if kind in _FAILURES), None)
         if failure is None:
@@ -168,7 +169,7 @@ class Bridge:
         if failure is Failure.BAD_REQUEST or failure is Failure.AUTH:
             failure = _BY_STATUS.get(status or 0, failure)
         if failure is Failure.CONNECTION and getattr(error, "phase", None) not in ("pool", "connect"):
-            begun = True  # sent, and perhaps paid for
+            begun = True  # sent, and perhaps charged
         return error_messages.known(
             self.name,
             failure,
@@ -180,7 +181,7 @@ class Bridge:
 
 
 class _Hearing:
-    """Events into chunks. What a part is as a whole, a call or a signature, is told when it is whole."""
+    """Converts events to chunks. Calls and signatures are emitted when their part is complete."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -202,7 +203,7 @@ class _Hearing:
                 pass
 
     def rest(self) -> Iterator[Chunk]:
-        """Parts whose end nobody told."""
+        """Yield the parts whose end was never reported."""
         for part in self._open.values():
             yield from self._whole(part)
         self._open.clear()

@@ -1,4 +1,4 @@
-"""Prompts as the messages of pydantic-ai, and parts of its replies as ours. Its modules are handed in."""
+"""Converts prompts to pydantic-ai messages, and parts of its replies to ours. Its modules are passed in."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from retinue.models.formats.message_parts import Part, parts, said_to_model
 from retinue.models.formats.role_alternation import GO_ON, OPENING
 from retinue.models.formats.wire_formats import PLAIN_IDS, fitting, shown
 
-# What a part carries beside its words, and wants back with them. It says itself which provider may have it.
+# What a part carries besides its text, and must get back. It names the provider that may have it.
 _SEALED = ("id", "signature", "provider_name", "provider_details")
 
 
 def messages(library: Any, prompt: Prompt, facts: ModelFacts) -> list[Any]:
-    """The history: what was said to the model between two replies is one request, the results of calls first in it."""
+    """Build the history. Everything between two replies is one request, with the results of calls first."""
     made: list[Any] = []
     for record in prompt.records:
         if isinstance(record.body, Reply):
@@ -63,7 +63,7 @@ def call(part: Any, arguments: Mapping[str, Any]) -> Call:
 
 
 def seal(part: Any) -> str:
-    """What a part of a reply wants back with it; empty where that is nothing."""
+    """Return what a part of a reply must get back with it; empty if nothing."""
     kept = {name: value for name in _SEALED if (value := getattr(part, name, None))}
     if not kept.keys() - {"provider_name"}:
         return ""
@@ -94,7 +94,7 @@ def _uri(media_type: str, base64: str) -> str:
 
 
 def _said(library: Any, part: Part) -> Any:
-    """None for what cannot be said again: a thought that nobody signed."""
+    """Build a part of a reply; None for what cannot be sent again: thinking without a signature."""
     sealed = _unsealed(part.seal)
     match part.kind:
         case PieceKind.TEXT:
@@ -114,7 +114,7 @@ def _said(library: Any, part: Part) -> Any:
 
 
 def _unsealed(text: str) -> dict[str, Any]:
-    """What we sealed. Nothing where it was sealed by a wire of ours, before the bridge had its provider's name."""
+    """Decode our signature; empty if one of our own formats made it, before the bridge served this provider."""
     if not text.startswith("{"):
         return {}
     try:

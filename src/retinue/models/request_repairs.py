@@ -1,7 +1,8 @@
-"""What a provider refused in a request, so that the same is asked once more without it, and the next ones are too.
+"""Remembers which parts of a request a provider refuses, so that the request is repeated without them.
 
-A format declares which refusals it can repair, and how (`http.Repairs`). What was learned is kept in memory: after a
-restart it is learned anew, for one refused request, which costs nothing.
+A format declares which refusals it can repair (`provider_http.RequestRepairer`). Repairs are kept
+in memory: after a restart they are learned again, at the cost of one refused request, which is
+free.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from msgspec import Struct
 
 from retinue.domain.ids import SessionId
 
-REPAIRABLE = frozenset({400, 422})  # a request that was not accepted as it is; nothing was made of it
+REPAIRABLE = frozenset({400, 422})  # the request was rejected, and nothing was generated
 LEARNED_MAX = 1_000
 LEARNED_S = 24 * 3600.0  # an organization may have been verified since
 
 
 class Scope(StrEnum):
-    """Whose requests a refusal is about."""
+    """Which requests a refusal applies to."""
 
     CREDENTIAL = "credential"
     SESSION = "session"
 
 
 class Omitted(Struct, frozen=True, kw_only=True):
-    """What is left out of a request because the provider refused it."""
+    """What is omitted from a request because the provider refused it."""
 
     reasoning_summary: bool = False
-    thoughts_until: int = 0  # thoughts in records up to this number; new ones are sent back as usual
+    thoughts_until: int = 0  # thinking in records up to this sequence number; newer thinking is sent as usual
 
     def joined(self, other: Omitted) -> Omitted:
         return Omitted(
@@ -43,14 +44,14 @@ NOTHING = Omitted()
 
 
 class Repair(Struct, frozen=True, kw_only=True):
-    """What to leave out, and for whose requests that holds from now on."""
+    """What to omit, and for which requests from now on."""
 
     scope: Scope
     omitted: Omitted
 
 
 class Learned:
-    """Which requests are known to be refused as they are. The oldest lessons go first."""
+    """The repairs learned so far. The oldest are dropped first."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[Scope, str, str], tuple[Omitted, float]] = OrderedDict()
@@ -66,7 +67,7 @@ class Learned:
             self._kept.popitem(last=False)
 
     def of(self, *, provider: str, session: SessionId, key: str, now_s: float) -> Omitted:
-        """What to leave out of a request of this session with this key."""
+        """Return what to omit from a request of this session with this key."""
         omitted = NOTHING
         for place in ((Scope.SESSION, provider, session), (Scope.CREDENTIAL, provider, _fingerprint(key))):
             kept = self._kept.get(place)
@@ -81,5 +82,5 @@ class Learned:
 
 
 def _fingerprint(key: str) -> str:
-    """Which credential it was, without keeping the key."""
+    """Identify a credential without storing its key."""
     return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()

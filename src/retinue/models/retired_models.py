@@ -1,8 +1,8 @@
-"""Models that their providers have switched off, or will: since when, and what to use instead.
+"""Models that their providers have retired or will: since when, and the replacement.
 
-Known on `providers.MODELS_KNOWN_ON`, from the providers' own lists of deprecations. What takes a model's place is what
-its provider names, or the newest of the same line where that has ended or is old itself. Of each model only the name
-is written here; its dated snapshots (`gpt-5-mini-2025-08-07`, `grok-4-0709`) end with it.
+As of `providers.MODELS_KNOWN_ON`, from the providers' deprecation lists. A replacement is the one
+the provider names, or the newest of the same line if that one is retired or old. Only the base
+names are listed: dated snapshots (`gpt-5-mini-2025-08-07`, `grok-4-0709`) retire with their model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from retinue.models.providers import BUILT_IN
 
 
 class Retired(Struct, frozen=True):
-    """When a model ends, and the model of the same provider that takes its place."""
+    """When a model retires, and its replacement by the same provider."""
 
     on: date
     instead: ModelRef
@@ -28,7 +28,7 @@ class Retired(Struct, frozen=True):
 
 
 class ModelGone(ModelFailed):
-    """The provider does not have the model. `instead` is one that it has."""
+    """The provider does not offer the model. `replacement` is one that it offers."""
 
     def __init__(self, sentence: str, *, because: str, code: str, instead: ModelRef, after: ModelFailed) -> None:
         super().__init__(
@@ -106,14 +106,14 @@ RETIRED: Mapping[ModelRef, Retired] = {
 
 
 def retirement(ref: ModelRef) -> Retired | None:
-    """What is known of the end of a model; None where nothing is."""
+    """Return what is known about the retirement of a model; None if nothing."""
     name = ref.model.casefold()
     found = RETIRED.get(ModelRef(ref.provider, name))
     return found or RETIRED.get(ModelRef(ref.provider, _SNAPSHOT.sub("", name)))
 
 
 def gone(failed: ModelFailed, ref: ModelRef) -> ModelFailed:
-    """A provider says that it does not have a model: the same failure, with what to use instead where that is known."""
+    """Add a replacement, if one is known, to the error of a provider that does not offer a model."""
     retired = retirement(ref)
     if retired is not None:
         return ModelGone(

@@ -1,4 +1,4 @@
-"""When to ask a provider again, wherever it says so: in headers, in its body, in its words."""
+"""Finds the retry delay that a provider gives: in its headers, its body or its message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SPOKEN_PART = re.compile(rf"({_NUMBER})\s?(ms|milli|s|m|h|d)", re.I)
 
 
 def retry_after_s(failure: Failure, headers: Mapping[str, str], said: Said) -> float | None:
-    """In how many seconds, or None where the provider does not say or waiting would change nothing."""
+    """Return the delay in seconds; None if the provider gives none, or if waiting would change nothing."""
     if failure not in _WORTH_WAITING:
         return None
     found = (
@@ -44,7 +44,7 @@ def retry_after_s(failure: Failure, headers: Mapping[str, str], said: Said) -> f
 
 
 def duration_s(text: str) -> float | None:
-    """`1.5s`, `250ms`, `6m0s`, `1h2m3s`, or a bare number of seconds."""
+    """Parse `1.5s`, `250ms`, `6m0s`, `1h2m3s`, or a bare number of seconds."""
     text = text.strip().lower()
     if len(text) > _DURATION_CHARS_MAX:
         return None
@@ -58,7 +58,7 @@ def duration_s(text: str) -> float | None:
 
 
 def spoken_s(message: str) -> float | None:
-    """`Please try again in 1m26.4s`, `retry after 20 seconds`."""
+    """Parse `Please try again in 1m26.4s`, `retry after 20 seconds`."""
     found = _SPOKEN.search(message)
     if found is None:
         return None
@@ -99,7 +99,7 @@ def _http_date(value: str | None) -> datetime | None:
 
 
 def _until(when: datetime | None, now: datetime | None) -> float | None:
-    """By the provider's own clock: ours may be wrong, and is not asked."""
+    """Return the seconds between two times of the provider's clock. Ours may be wrong and is not used."""
     if when is None or now is None:
         return None
     return max((when - now).total_seconds(), 0.0)
@@ -111,7 +111,7 @@ _RESET = re.compile(
 
 
 def _reset_s(headers: Mapping[str, str]) -> float | None:
-    """When what is used up will be there again: the latest of those limits of which nothing is left."""
+    """Return when the exhausted limits reset: the latest among limits with nothing remaining."""
     now = _http_date(headers.get("date"))
     found: list[float] = []
     for name, value in headers.items():
@@ -124,7 +124,7 @@ def _reset_s(headers: Mapping[str, str]) -> float | None:
         if left is not None and _number(left.strip()) != 0:
             continue
         seconds = _until(_instant(value), now) if which or "T" in value else duration_s(value)
-        if seconds is not None and seconds <= RETRY_AFTER_S_MAX:  # more is a moment in time, in a unit nobody names
+        if seconds is not None and seconds <= RETRY_AFTER_S_MAX:  # more is a point in time, in an unknown unit
             found.append(seconds)
     return max(found, default=None)
 

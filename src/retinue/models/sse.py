@@ -1,4 +1,4 @@
-"""Server-sent events, as they come: in pieces cut anywhere, with any line end, with comments in between."""
+"""Parses server-sent events from chunks cut anywhere, with any line ending, with comments in between."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ EVENT_BYTES_MAX = 16 * 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
 _DATA = b"data: "
 _NEXT_DATA = b"\n\n" + _DATA
-_LF = ord("\n")  # asked for as a number: of one that is given as bytes, Python first tries whether it is one
+_LF = ord("\n")  # as an int: for bytes, `in` first tries to convert the operand
 
 
 Event = tuple[bytes, bytes]
-"""Its name, which is empty more often than not, and its data."""
+"""The event's name, usually empty, and its data."""
 
 
 class Events:
-    """Takes bytes, gives whole events. What is not whole yet waits for more, up to a bound."""
+    """Takes bytes, returns complete events. Incomplete ones wait for more data, up to a limit."""
 
     __slots__ = ("_begun", "_data", "_name", "_pending", "_pending_bytes", "_rest", "_size_bytes")
 
     def __init__(self) -> None:
         self._rest = b""
-        self._pending: list[bytes] = []  # of a line without end so far: joined once, however many pieces it has
+        self._pending: list[bytes] = []  # chunks of an unfinished line: joined once, however many there are
         self._pending_bytes = 0
         self._begun = False
         self._name = b""
@@ -47,7 +47,7 @@ class Events:
             text = text.removeprefix(_BOM)
         held = b""
         if b"\r" in text:
-            if text.endswith(b"\r"):  # half of a CRLF, perhaps
+            if text.endswith(b"\r"):  # possibly half of a CRLF
                 text, held = text[:-1], b"\r"
             text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         found: list[Event] = []
@@ -61,7 +61,7 @@ class Events:
         return found
 
     def end(self) -> list[Event]:
-        """What was there when the stream ended, blank line or not: some servers leave the last one out."""
+        """Return what was left when the stream ended, with or without a blank line: some servers omit the last one."""
         lines = [rest] if (rest := self._joined().rstrip(b"\r")) else []
         self._rest = b""
         return self._read([*lines, b""])
@@ -79,8 +79,7 @@ class Events:
             raise _too_long()
 
     def _read_data(self, text: bytes) -> tuple[list[Event], bytes]:
-        """Events without a name, each in one line, are taken apart at once: many a server sends one for every word that
-        a model says. Returns the rest, too."""
+        """Parse unnamed single-line events in bulk: many servers send one per word. Also returns the rest."""
         found: list[Event] = []
         whole = text.removeprefix(_DATA).split(_NEXT_DATA)
         rest = whole.pop()
@@ -97,7 +96,7 @@ class Events:
         return found, rest
 
     def _read(self, lines: Sequence[bytes]) -> list[Event]:
-        """Whole lines into events. Run over for every word that a model says, so it is one loop."""
+        """Parse complete lines into events. This runs for every word of a reply, so it is one loop."""
         found: list[Event] = []
         data, size_bytes = self._data, self._size_bytes
         for line in lines:
@@ -114,7 +113,7 @@ class Events:
                 self._name = line[7:]
             else:
                 field, _, value = line.partition(b":")
-                if field == b"data":  # without a space after it, or without anything
+                if field == b"data":  # without a space after it, or empty
                     data.append(value)
                     size_bytes += len(line)
                 elif field == b"event":

@@ -1,4 +1,4 @@
-"""Calls as models ask for them: how many at once, how deep, and what becomes of one that cannot be read."""
+"""Limits and normalization of tool calls in replies: how many, how deep, and what happens to unreadable ones."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from retinue.domain.model import Failure, ModelFailed
 from retinue.domain.storable_text import storable
 from retinue.domain.tool import Call
 
-CALLS_MAX = 256  # in one reply
-TOOL_CHARS_MAX = 200  # of the name of a tool
-ARGUMENTS_DEPTH_MAX = 64  # what is nested deeper is no argument of any tool, and not everyone can read it again
+CALLS_MAX = 256  # per reply
+TOOL_CHARS_MAX = 200  # of a tool's name
+ARGUMENTS_DEPTH_MAX = 64  # deeper nesting is no argument of any tool, and not every decoder can read it again
 
-UNPARSED = "_unparsed"  # stands for arguments that could not be read. No tool takes one of that name
+UNPARSED = "_unparsed"  # stands for unreadable arguments; no tool has a parameter of this name
 
 
 def kept(call: Call, *, id_: str) -> Call:
-    """A call as the store gives it back, so that one read again is the one that was made, and was allowed."""
+    """Return a call as it reads back from the store, so that the stored call equals the one that was allowed."""
     try:
         arguments = {storable(str(key)): plain(part) for key, part in call.arguments.items()}
     except _TooDeep:
@@ -27,7 +27,7 @@ def kept(call: Call, *, id_: str) -> Call:
 
 
 def unreadable(call: Call) -> str:
-    """Why a call cannot be made at all, for the model to read; empty where it can."""
+    """Explain to the model why a call cannot be made; empty if it can."""
     if UNPARSED not in call.arguments:
         return ""
     return (
@@ -52,7 +52,7 @@ class _TooDeep(Exception):
 
 
 def plain(value: Any, depth_max: int = ARGUMENTS_DEPTH_MAX) -> Any:
-    """A value within JSON, as the store gives it back."""
+    """Return a JSON value as it reads back from the store."""
     if depth_max < 0:
         raise _TooDeep
     match value:
@@ -64,6 +64,6 @@ def plain(value: Any, depth_max: int = ARGUMENTS_DEPTH_MAX) -> Any:
         case list() | tuple():
             return [plain(part, depth_max - 1) for part in cast("Sequence[Any]", value)]
         case float() if not math.isfinite(value):
-            return None  # JSON has no word for it
+            return None  # JSON cannot represent it
         case _:
             return value

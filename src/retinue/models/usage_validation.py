@@ -1,4 +1,6 @@
-"""How far a provider's numbers are believed: a bill may be wrong, and neither a reply nor the books may break on it."""
+"""Clamps the token counts and costs that providers report: a wrong number must break neither a
+reply nor the accounting.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ from retinue.domain.money import MICROUSD
 from retinue.domain.record import Usage
 from retinue.domain.structs import replace
 
-TOKENS_MAX = 1_000_000_000  # of one call; more is a mistake, and millions of such calls can still be summed up
+TOKENS_MAX = 1_000_000_000  # per call; more is an error, and millions of such calls still fit into a sum
 _COUNTS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
 _counts: Callable[[Usage], tuple[int, ...]] = attrgetter(*_COUNTS)
 COST_MICROUSD_MAX = 1_000_000 * MICROUSD
 
 
 def tokens(value: Any) -> int | None:
-    """A count as it was sent; None where it is none. Less than nothing is nothing."""
+    """Parse a token count; None if it is not one. Negative counts become 0."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -26,7 +28,7 @@ def tokens(value: Any) -> int | None:
 
 
 def believed(usage: Usage) -> Usage:
-    """The same within what one call can come to, whoever counted it."""
+    """Return the usage, limited to what one call can reach."""
     found = _counts(usage)
     if min(found) >= 0 and max(found) <= TOKENS_MAX and 0 <= usage.cost_microusd <= COST_MICROUSD_MAX:
         return usage

@@ -1,1 +1,1 @@
-"""The wire formats of model providers: how a request is written and a reply is read."""
+"""The wire formats of model providers: how a request is encoded and a reply is read."""

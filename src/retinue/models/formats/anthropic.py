@@ -1,7 +1,7 @@
-"""The Messages API of Anthropic: contexts as content blocks, replies as a stream of blocks.
+"""Wire format of Anthropic's Messages API: contexts as content blocks, replies as a stream of blocks.
 
-A record becomes the blocks it adds to a message, and is encoded once; roles, and the marks up to which the provider
-keeps what it has read, are put around those bytes anew for each request.
+Each record is encoded once, as the blocks it adds to a message. Roles and cache breakpoints are put
+around those bytes anew for each request.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from retinue.models.provider_http import Request, Target
 from retinue.models.request_repairs import Omitted, Repair, Scope
 
 VERSION = "2023-06-01"
-TOKEN_BEGINS = "sk-ant-oat"  # a token of an account, and no API key: it is sent otherwise
+TOKEN_BEGINS = "sk-ant-oat"  # an OAuth token of an account, not an API key: it is sent differently
 TOKEN_BETA = "oauth-2025-04-20"
 IMAGE_BYTES_MAX = 5 * 1024 * 1024 * 3 // 4  # 5 MiB of base64
 
 THINKING_TOKENS: Mapping[str, int] = {"low": 2_048, "medium": 8_192, "high": 16_384, "xhigh": 32_768}
-THINKING_TOKENS_MIN = 1_024  # the provider takes no less
+THINKING_TOKENS_MIN = 1_024  # the provider's minimum
 ANSWER_TOKENS_MIN = 1_024  # what thinking must leave of `max_tokens`
 
 EMPTY_RESULT = "[no output]"
 
-# Newer models check that nothing before a thought has changed since: not the instructions, the tools or the messages.
-# A compaction changes them, and so does a new colleague. Without the thoughts of before, such a request is accepted.
+# Newer models verify that nothing before their thinking has changed: instructions, tools, messages. A
+# compaction changes them, and so does a new agent. Without the earlier thinking, such a request is
+# accepted.
 _THOUGHTS_REFUSED = (("thinking", "bound to a different"), ("prefix_mismatch_behavior",), ("signature", "thinking"))
 
 _OURS = ("messages", "system", "tools")
@@ -45,7 +46,7 @@ _encode = msgspec.json.encode
 
 
 class AnthropicWire:
-    """Speaks with Anthropic, and with whoever offers its API."""
+    """Encodes for Anthropic, and for every provider with the same API."""
 
     def __init__(self, cache: WireCache) -> None:
         self._cache = cache
@@ -68,7 +69,7 @@ class AnthropicWire:
         return AnthropicReader(target.provider)
 
     def repair(self, said: Said, prompt: Prompt, target: Target) -> Repair | None:
-        """The thoughts so far are left out. Who sets in `params` what a mismatch means is told of it instead."""
+        """Omit the thinking so far. If `params` sets how a mismatch is handled, its refusal is reported instead."""
         words = said.message.lower()
         if not any(all(part in words for part in parts) for parts in _THOUGHTS_REFUSED):
             return None
@@ -81,15 +82,17 @@ class AnthropicWire:
         return Repair(scope=Scope.SESSION, omitted=Omitted(thoughts_until=until))
 
     def _messages(self, prompt: Prompt, target: Target, form: Hashable) -> list[bytes]:
-        """Messages whose roles alternate, with marks on the last two of the user: what was read up to there is kept,
-        and the next request finds the older one where this one put its newer."""
+        """Encode messages with alternating roles, and cache breakpoints on the last two of the user.
+
+        The next request finds the older breakpoint where this request has its newer one.
+        """
 
         def encode(record: Record) -> bytes:
             return _blocks(record, prompt, target)
 
         records = prompt.records
         woven = self._cache.woven(prompt.session, records, encode, _Woven, form=form)
-        if woven.paused:  # what was begun before a pause is said again or not, by what came after it
+        if woven.paused:  # whether content from before a pause is sent depends on what came after it
             woven = Turns(_SIDES)
             woven.add(records, _closed(records, self._cache.of(prompt.session, records, encode, form=form), target))
         out, ends = woven.told(may_end_with_model=_paused(records, target.provider))
@@ -116,10 +119,10 @@ def _plain(prompt: Prompt, target: Target) -> dict[str, Any]:
     if effort is None or (effort == "none" and Quirk.ADAPTIVE not in target.quirks):
         return settings
     if effort == "none":
-        settings["thinking"] = {"type": "disabled"}  # newer models think unless they are told not to
+        settings["thinking"] = {"type": "disabled"}  # newer models think unless it is disabled
         return settings
     if Quirk.ADAPTIVE in target.quirks:
-        # Newer models keep their thoughts to themselves unless they are asked for a summary.
+        # Newer models return no thinking unless a summary is requested.
         settings["thinking"] = {"type": "adaptive", "display": "summarized"}
         settings["output_config"] = {"effort": effort}
         return settings
@@ -131,10 +134,12 @@ def _plain(prompt: Prompt, target: Target) -> dict[str, Any]:
 
 
 def _may_think(records: Sequence[Record], target: Target) -> bool:
-    """Between a call and its result thinking cannot begin: the reply that made the call must have begun with it.
+    """Whether thinking can be enabled.
 
-    A reply of another provider, or of before thinking was wanted, did not, and neither did one whose thoughts are left
-    out. The next turn may think again.
+    Between a call and its result it cannot: the reply with the call must begin with thinking.
+
+    A reply of another provider, or from before thinking was enabled, does not. Neither does one
+    whose thinking is omitted. The next turn can think again.
     """
     last = next((record for record in reversed(records) if isinstance(record.body, Reply)), None)
     if last is None or not (reply := cast("Reply", last.body)).calls:
@@ -144,9 +149,9 @@ def _may_think(records: Sequence[Record], target: Target) -> bool:
 
 
 def _head(instructions: str, tools: Sequence[ToolSpec], also: Sequence[Any]) -> bytes:
-    """The instructions, and the tools after those that the house was told to offer as they stand.
+    """Encode the instructions, and the tools after those from the settings.
 
-    A provider reads tools first, so that the mark on the instructions holds for both.
+    The provider reads tools first, so the cache breakpoint on the instructions covers both.
     """
     offered = b",".join(_encode(tool) for tool in [*also, *map(_tool, tools)])
     system = _text(instructions) if instructions.strip() else b""
@@ -162,23 +167,25 @@ def _tool(tool: ToolSpec) -> dict[str, Any]:
     return {"name": tool.name, "description": tool.description, "input_schema": schema}
 
 
-# The history
+# --- history ---
 
 
 def _paused(records: Sequence[Record], provider: str) -> bool:
-    """The provider itself asked for its words back, to go on from there."""
+    """Whether the provider paused and asked for its content back to continue."""
     last = records[-1].body if records else None
     return isinstance(last, Reply) and last.stop is Stop.PAUSED and last.provider == provider
 
 
 def _is_pause(record: Record) -> bool:
-    if type(record) is Plain:  # which none of them is: a look at the bodies of a long history would make them all
+    if type(record) is Plain:  # a plain record never is, and reading its body would decode it
         return False
     return isinstance(record.body, Reply) and record.body.stop is Stop.PAUSED
 
 
 def _closed(records: Sequence[Record], wires: Sequence[bytes], target: Target) -> Sequence[bytes]:
-    """Without what the provider had begun in a pause that it never came back from: it would wait for the end of it."""
+    """Remove tool uses that were open in a pause which the provider never continued: it would wait
+    for their results.
+    """
     left = [
         number
         for number, record in enumerate(records[:-1])
@@ -193,7 +200,7 @@ def _closed(records: Sequence[Record], wires: Sequence[bytes], target: Target) -
 
 
 def _blocks(record: Record, prompt: Prompt, target: Target) -> bytes:
-    """What a record adds to its message: blocks with commas between them, or nothing."""
+    """Encode what a record adds to its message: comma-separated blocks, or nothing."""
     if words := said_plainly(record):
         return _text(words) if words.strip() else b""
     match record.body:
@@ -239,7 +246,7 @@ def _result(result: ToolResult) -> dict[str, Any]:
 
 
 def _turn(turn: UserTurn, prompt: Prompt, target: Target) -> Iterator[dict[str, Any]]:
-    """Files first, as the provider advises; then the words."""
+    """Yield files first, as the provider recommends, then the text."""
     lines: list[str] = [turn.text] if turn.text.strip() else []
     for file in files(turn, prompt.media, target.facts, image_bytes_max=IMAGE_BYTES_MAX):
         if file.line:
@@ -259,12 +266,12 @@ def _reply(reply: Reply, target: Target, seq: int, *, closed: bool = False) -> b
 
 
 def _sendable(reply: Reply, target: Target, seq: int) -> Iterator[Part]:
-    """Thinking without a signature of this provider is refused, and so are words that are none."""
+    """Yield the parts to send. The provider refuses thinking without its own signature, and blank text."""
     without_thoughts = seq <= target.omitted.thoughts_until
     for part in parts(reply, provider=target.provider):
         match part.kind:
             case PieceKind.THINKING if without_thoughts or not part.seal or part.seal[0] in "[{":
-                continue  # refused here, not sealed, or by the same provider in another format
+                continue  # omitted, unsigned, or signed by the same provider in another format
             case PieceKind.TEXT if not part.text.strip():
                 continue
             case _:

@@ -1,4 +1,4 @@
-"""Reads what the Messages API of Anthropic replies: a stream of content blocks, or a message in one piece."""
+"""Reads replies of Anthropic's Messages API: a stream of content blocks, or a message in one body."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from retinue.models.formats.wire_formats import arguments_of
 from retinue.models.provider_http import malformed
 from retinue.models.usage_validation import tokens
 
-REDACTED = "redacted:"  # before a thought that came encrypted; one that came without words has a bare signature
+REDACTED = "redacted:"  # prefix of thinking that came encrypted; thinking without text has a bare signature
 
 
 _NOTHING = msgspec.Raw()
 
 
 class _Usage(msgspec.Struct):
-    """Anything strange in it counts as nothing: a reply does not fail for its bill."""
+    """Anything unexpected counts as missing: a reply must not fail because of its usage."""
 
     input_tokens: Any = None
     output_tokens: Any = None
@@ -100,11 +100,11 @@ _STOPS = {
 
 
 class AnthropicReader:
-    """One reply, block by block. A block's call is told when the block is whole, or when the reply ends within it."""
+    """Reads one reply, block by block. A call is emitted when its block ends, or when the reply ends within it."""
 
     def __init__(self, provider: str) -> None:
         self._provider = provider
-        self._block: _Block | None = None  # one that is told as a whole: a call, ours or the provider's
+        self._block: _Block | None = None  # a block that is emitted as a whole: a call, ours or the provider's
         self._raw = b""
         self._json: list[str] = []
         self._sealed: list[str] = []
@@ -136,7 +136,7 @@ class AnthropicReader:
             case "error":
                 raise error_messages.in_stream(self._provider, data)
             case _:
-                pass  # a ping, or something newer than we are
+                pass  # a ping, or an event type newer than this code
         return ()
 
     def whole(self, body: bytes) -> Iterable[Chunk]:
@@ -174,7 +174,7 @@ class AnthropicReader:
             raise malformed(self._provider, "an event of its stream cannot be read") from error
 
     def _is_other(self, data: bytes, known: frozenset[str]) -> bool:
-        """Whether it is nothing that we wait for: what it looks like is then not our business."""
+        """Whether it is of a type that we do not read: then its shape does not matter."""
         try:
             return _kind_of(data).type not in known
         except msgspec.DecodeError:
@@ -200,7 +200,7 @@ class AnthropicReader:
                 yield Seals(PieceKind.THINKING, REDACTED + (block.data or ""))
             case "tool_use" | "server_tool_use" | "mcp_tool_use":
                 self._block, self._raw = block, raw
-            case _:  # what came of the provider's own tools, and what it may think of next: it wants it back as it is
+            case _:  # results of the provider's own tools, and future block types: sent back unchanged
                 yield Seals(PieceKind.SERVER, raw.decode())
 
     def _more(self, delta: _Delta) -> Iterable[Chunk]:
@@ -235,7 +235,7 @@ class AnthropicReader:
         return (Seals(PieceKind.SERVER, msgspec.json.encode(use).decode()),)
 
     def _used(self, usage: _Usage | None) -> None:
-        """Counts are totals so far; one that is missing stays what it was."""
+        """Add the usage. Counts are totals so far; a missing one stays as it was."""
         if usage is None:
             return
         if self._usage is None:

@@ -1,4 +1,4 @@
-"""Files that come with a turn, for the formats that take more than images."""
+"""Builds the parts for attached files, for formats that accept more than images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ PDF_BYTES_MAX = 10 * 1024 * 1024
 
 
 def files(turn: UserTurn, media: Media | None, facts: ModelFacts, *, image_bytes_max: int) -> Iterator[Shown]:
-    """As `shown`, and PDFs too. What the provider would refuse is a line of text: one file must not end a session."""
+    """As `build_attachment_parts`, and PDFs too.
+
+    A file that the provider would refuse becomes a line of text: one file must not end a session.
+    """
     for attachment in turn.attachments:
         if attachment.media_type == PDF and facts.vision and attachment.size_bytes <= PDF_BYTES_MAX:
             data = media.read(attachment) if media is not None else None

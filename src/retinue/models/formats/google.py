@@ -1,6 +1,7 @@
-"""The Gemini API of Google: contexts as contents of parts, replies as a stream of candidates.
+"""Wire format of Google's Gemini API: contexts as contents with parts, replies as a stream of candidates.
 
-A record becomes the parts it adds to a content, and is encoded once; roles are put around those bytes for each request.
+Each record is encoded once, as the parts it adds to a content. Roles are put around those bytes for
+each request.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from retinue.models.formats.role_alternation import GO_ON, OPENING, Sides, Turns
 from retinue.models.formats.wire_formats import PLAIN_IDS, Heads, effort_of, fitting, merged, named, opened
 from retinue.models.provider_http import Request, Target
 
-IMAGE_BYTES_MAX = 10 * 1024 * 1024  # a request takes 20 MiB with everything in it
+IMAGE_BYTES_MAX = 10 * 1024 * 1024  # a request is limited to 20 MiB in total
 
 THINKING_TOKENS: Mapping[str, int] = {"none": 0, "low": 2_048, "medium": 8_192, "high": 16_384, "xhigh": 24_576}
-LEAST_LEVEL = "minimal"  # there is no level for no thinking at all
-ANSWER_TOKENS_MIN = 1_024  # what thinking must leave of the bound of a reply
+LEAST_LEVEL = "minimal"  # there is no level without any thinking
+ANSWER_TOKENS_MIN = 1_024  # what thinking must leave of the reply's token limit
 
-# What stands on a call that another made. Newer models refuse calls without a signature of their own, except this.
+# The signature for calls that another model made. Newer models refuse calls without one of their own,
+# except for this value.
 SIGNED_BY_NOBODY = "skip_thought_signature_validator"
 
 _OURS = ("contents", "systemInstruction", "tools", "generationConfig")
@@ -36,7 +38,7 @@ _encode = msgspec.json.encode
 
 
 class GoogleWire:
-    """Speaks with Google, by the API that needs no more than a key."""
+    """Encodes for Google, with the API that needs only a key."""
 
     def __init__(self, cache: WireCache) -> None:
         self._cache = cache
@@ -57,7 +59,7 @@ class GoogleWire:
         name = quote(target.model if "/" in target.model else f"models/{target.model}")
         headers = {"content-type": "application/json", "accept": "text/event-stream", **target.headers}
         if key:
-            headers["x-goog-api-key"] = key  # never in the address, which everyone on the way writes down
+            headers["x-goog-api-key"] = key  # never in the URL, which proxies log
         return Request(f"{target.url.rstrip('/')}/{name}:streamGenerateContent?alt=sse", headers, body)
 
     def reader(self, target: Target) -> GoogleReader:
@@ -65,7 +67,9 @@ class GoogleWire:
 
 
 def _plain(prompt: Prompt, target: Target) -> bytes:
-    """The bounds of the reply, and what the house was told to send as it stands: open at its end."""
+    """Encode the limits of the reply and the parameters from the settings, as a JSON object without
+    its closing brace.
+    """
     config: dict[str, Any] = {"maxOutputTokens": prompt.output_tokens_max}
     effort = effort_of(prompt.effort, target.facts)
     if effort is not None:
@@ -96,16 +100,17 @@ def _head(instructions: str, tools: Sequence[ToolSpec], also: Sequence[Any]) -> 
 
 def _declaration(tool: ToolSpec) -> dict[str, Any]:
     declared: dict[str, Any] = {"name": tool.name, "description": tool.description}
-    if tool.parameters.get("properties"):  # one that takes nothing has no schema: an object without properties is none
+    # Without properties there is no schema: Google rejects an object type without any.
+    if tool.parameters.get("properties"):
         declared["parametersJsonSchema"] = tool.parameters
     return declared
 
 
-# The history
+# --- history ---
 
 
 def _parts(record: Record, prompt: Prompt, target: Target) -> bytes:
-    """What a record adds to its content: parts with commas between them, or nothing."""
+    """Encode what a record adds to its content: comma-separated parts, or nothing."""
     if words := said_plainly(record):
         return _text(words)
     match record.body:
@@ -147,7 +152,7 @@ def _turn(turn: UserTurn, prompt: Prompt, target: Target) -> Iterator[dict[str, 
 
 
 def _reply(reply: Reply, target: Target) -> Iterator[bytes]:
-    """Each part as it came, with its signature. Where no call has one, the first is signed by nobody."""
+    """Encode each part as it came, with its signature. If no call has one, the first gets the placeholder signature."""
     own = reply.provider == target.provider
     sent = list(parts(reply, provider=target.provider))
     signed = any(part.kind is PieceKind.CALL and part.seal for part in sent)
@@ -163,7 +168,11 @@ def _reply(reply: Reply, target: Target) -> Iterator[bytes]:
 
 
 def _part(part: Part) -> dict[str, Any]:
-    """Empty where there is nothing to send back: unsigned thoughts are a summary, and tell the model nothing."""
+    """Build a part.
+
+    Empty if there is nothing to send back: unsigned thinking is only a summary, without value to
+    the model.
+    """
     seal = {"thoughtSignature": part.seal} if part.seal and part.seal[0] not in "[{" else {}
     match part.kind:
         case PieceKind.TEXT:

@@ -1,4 +1,4 @@
-"""Reads what the Gemini API of Google replies: a stream of candidates, an array of them, or one in one piece."""
+"""Reads replies of Google's Gemini API: a stream of responses, an array of them, or one body."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Candidate(msgspec.Struct, rename="camel"):
 
 
 class _Usage(msgspec.Struct, rename="camel"):
-    """Anything strange in it counts as nothing: a reply does not fail for its bill."""
+    """Anything unexpected counts as missing: a reply must not fail because of its usage."""
 
     prompt_token_count: Any = None
     candidates_token_count: Any = None
@@ -77,16 +77,16 @@ _FILTERED = frozenset(
         "MODEL_ARMOR",
     }
 )
-# The model wanted to call a tool and could not say how: nothing of it can be used, and asking again often helps.
+# The model tried to call a tool and produced no valid call. None of it is usable, and a retry often helps.
 _BROKEN = frozenset(
     {"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE", "MISSING_THOUGHT_SIGNATURE"}
 )
 
 
 class GoogleReader:
-    """One reply. Every event is a response of its own, with more parts; the last says why it ended."""
+    """Reads one reply. Every event is a response with more parts; the last one has the finish reason."""
 
-    done = False  # no event says that it is the last
+    done = False  # no event marks the end
 
     def __init__(self, provider: str) -> None:
         self._provider = provider
@@ -104,14 +104,14 @@ class GoogleReader:
         if response.error is not None:
             raise error_messages.in_stream(self._provider, data)
         if response.usage_metadata is not None:
-            self._usage = response.usage_metadata  # totals so far, so the last one holds
+            self._usage = response.usage_metadata  # totals so far: the last one counts
         if response.prompt_feedback is not None and response.prompt_feedback.block_reason:
             self._finish = "SAFETY"
         for candidate in (response.candidates or [])[:1]:
             yield from self._candidate(candidate)
 
     def whole(self, body: bytes) -> Iterable[Chunk]:
-        """One response, or, where a server does not stream events, an array of what would have been those."""
+        """Read one response, or an array of them from a server that does not stream events."""
         try:
             found = [bytes(raw) for raw in _responses(body)] if body.lstrip()[:1] == b"[" else [body]
         except msgspec.DecodeError as error:
@@ -152,7 +152,7 @@ class GoogleReader:
             yield Asks(Call(id=asked.id or "", tool=asked.name or "", arguments=asked.args or {}))
             kind = PieceKind.CALL
         elif part.text is None:
-            # Code that it ran, what came of it, a file: done by the provider, and wanted back as it is.
+            # Code that it ran, the output of it, a file: made by the provider, and sent back unchanged.
             if raw.strip() != b"{}":
                 yield from _served(raw, part)
             return
@@ -166,7 +166,7 @@ class GoogleReader:
 
 def _served(raw: bytes, part: _Part) -> Iterator[Chunk]:
     if set(msgspec.json.decode(raw, type=dict[str, Any])) <= {"thought", "thoughtSignature"}:
-        if part.thought_signature:  # of words that came before
+        if part.thought_signature:  # of text that came before
             yield Seals(PieceKind.THINKING if part.thought else PieceKind.TEXT, part.thought_signature)
         return
     yield Seals(PieceKind.SERVER, raw.decode())

@@ -1,4 +1,4 @@
-"""Records as every wire format needs them: what is said to a model, and its own replies stretch by stretch."""
+"""Views of records that all wire formats need: the text for a model, and its replies part by part."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from retinue.domain.record import (
 )
 from retinue.domain.tool import Call
 
-_ASSISTANT = RecordKind.ASSISTANT  # looked up once: this is run over for every record of a context
+_ASSISTANT = RecordKind.ASSISTANT  # looked up once: used for every record of a context
 _encode = msgspec.json.Encoder().encode
 SUMMARY_HEAD = "This conversation was longer. What came before, in short:"
 
 
-Around = tuple[bytes, bytes]  # before and after some words
+Around = tuple[bytes, bytes]  # before and after a text
 
 
 class Part(NamedTuple):
-    """A stretch of a reply. `seal` is empty unless the one who is asked made it."""
+    """A part of a reply. `signature` is empty unless the provider being called made it."""
 
     kind: PieceKind
     text: str
@@ -40,8 +40,10 @@ class Part(NamedTuple):
 
 
 def parts(reply: Reply, *, provider: str) -> Iterator[Part]:
-    """A reply as it came. For another provider than the one who made it, seals are gone, and what was nothing but a
-    seal with them."""
+    """Yield the parts of a reply as it came.
+
+    For another provider, signatures are dropped, and parts that were only a signature.
+    """
     if not reply.pieces:
         yield from _usual(reply)
         return
@@ -79,19 +81,19 @@ def _usual(reply: Reply) -> Iterator[Part]:
 
 
 def plain_words(body: Body) -> str:
-    """What was said, where it is words and nothing else, by a person or by the model; empty for all other records."""
+    """Return the text of a body that is only text, of a person or the model; empty for all others."""
     if isinstance(body, Reply):
         return "" if body.calls or body.thinking or body.pieces else body.text
     return body.text if isinstance(body, UserTurn) and not body.attachments else ""
 
 
 def said_plainly(record: Record) -> str:
-    """The plain words of a record, without a look at its body where they are at hand."""
+    """Return the plain text of a record, without decoding its body if possible."""
     return record.words if type(record) is Plain else plain_words(record.body)
 
 
 def told_plainly(records: Sequence[Plain], *, user: Around, model: Around) -> list[bytes]:
-    """The words of each as a JSON string, with what a format says around them: three pieces for each."""
+    """Encode the text of each record as a JSON string inside a format's wrapping: three pieces per record."""
     around = [model if record.kind is _ASSISTANT else user for record in records]
     pieces = [b""] * (3 * len(records))
     pieces[0::3] = [before for before, _ in around]
@@ -101,7 +103,7 @@ def told_plainly(records: Sequence[Plain], *, user: Around, model: Around) -> li
 
 
 def said_to_model(body: Body) -> str | None:
-    """What a model reads as said to it; None for its own words and for the results of its calls."""
+    """Return the text that a model reads as user input; None for its own replies and for tool results."""
     match body:
         case UserTurn(text=text) | Note(text=text) | Mark(text=text):
             return text or None

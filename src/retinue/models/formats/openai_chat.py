@@ -1,6 +1,7 @@
-"""The wire format `openai-chat`: OpenAI's chat completions, as OpenAI and most others speak them.
+"""The wire format `openai-chat`: OpenAI's chat completions, which OpenAI and most other providers support.
 
-They differ in small ways. What is known of those ways is in `QUIRKS`, by provider; a target may name more of them.
+Servers differ in details. The known differences are in `QUIRKS`, by provider; a target may name
+more.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from retinue.models.formats.wire_formats import (
 )
 from retinue.models.provider_http import Request, Target
 
-# What each of them has other names for, and the repairs a transcript needs before it is taken there.
+# The provider-specific field names, and the changes that a history needs before it is accepted.
 QUIRKS: Mapping[str, frozenset[Quirk]] = {
     "openai": frozenset({Quirk.MAX_COMPLETION_TOKENS}),
     "azure": frozenset({Quirk.MAX_COMPLETION_TOKENS}),
@@ -47,7 +48,7 @@ QUIRKS: Mapping[str, frozenset[Quirk]] = {
 }
 
 NINE_LETTERS = IdRule(re.compile(r"[A-Za-z0-9]{9}"), 9)
-WENT_ON = "Done."  # said in the model's place, where a server will not have anyone speak after a result
+WENT_ON = "Done."  # an assistant message for servers that reject a user message right after a tool result
 
 _OURS = ("messages", "tools")
 _USER_SAYS = (b',{"role":"user","content":', b"}")
@@ -62,7 +63,7 @@ def quirks_of(target: Target) -> frozenset[str]:
 
 
 class OpenAIChatWire:
-    """Speaks with any server that understands chat completions."""
+    """Encodes for any server with the chat completions API."""
 
     def __init__(self, cache: WireCache) -> None:
         self._cache = cache
@@ -119,7 +120,7 @@ def _head(instructions: str, tools: Sequence[ToolSpec], also: Sequence[Any]) -> 
 
 
 def _answered(records: Sequence[Record], wires: Sequence[bytes]) -> Iterator[bytes]:
-    """With a word of the model between the results of its calls and whoever speaks next."""
+    """Insert an assistant message between tool results and the next user message."""
     after_result = False
     for record, wire in zip(records, wires, strict=True):
         if wire:
@@ -131,7 +132,7 @@ def _answered(records: Sequence[Record], wires: Sequence[bytes]) -> Iterator[byt
 
 
 class _Encoder:
-    """Records as messages, for one target."""
+    """Encodes records as messages, for one target."""
 
     def __init__(self, target: Target, quirks: frozenset[str], media: Media | None) -> None:
         self._target = target
@@ -140,7 +141,7 @@ class _Encoder:
         self._ids = NINE_LETTERS if Quirk.NINE_LETTER_IDS in quirks else PLAIN_IDS
 
     def record(self, record: Record) -> bytes:
-        if words := said_plainly(record):  # as most records are, and thousands of them where a session is restored
+        if words := said_plainly(record):  # as most records are, and there are thousands when a session is restored
             before, after = _MODEL_SAYS if record.kind is _ASSISTANT else _USER_SAYS
             return before + _encode(words) + after
         match record.body:
@@ -167,7 +168,7 @@ class _Encoder:
         return content
 
     def _assistant(self, reply: Reply) -> dict[str, Any] | None:
-        """None where nothing was said and nothing asked for: no server takes an empty message."""
+        """Build the assistant message; None without text and calls: no server accepts an empty message."""
         if not reply.text and not reply.calls:
             return None
         message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
@@ -175,7 +176,7 @@ class _Encoder:
             message["tool_calls"] = [self._call(call) for call in reply.calls]
         own = reply.provider == self._target.provider
         if Quirk.REASONING_BACK in self._quirks and (reply.calls or (own and reply.thinking)):
-            # Calls without it are refused, also those that another made; an empty one will do.
+            # Calls without it are refused, including those of another model. An empty string suffices.
             message["reasoning_content"] = reply.thinking if own else ""
         if own and (details := _details(parts(reply, provider=self._target.provider))):
             message["reasoning_details"] = details
@@ -191,7 +192,7 @@ class _Encoder:
 
 
 def _details(pieces: Iterator[Part]) -> list[Any]:
-    """What was sealed as the details of reasoning, all of it in its order."""
+    """Return all reasoning details from the signatures, in order."""
     found: list[Any] = []
     for part in pieces:
         if part.kind is PieceKind.THINKING and part.seal.startswith("["):

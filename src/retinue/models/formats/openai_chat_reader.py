@@ -1,6 +1,6 @@
-"""Reads replies in the format `openai-chat`, as a dozen servers write them.
+"""Reads replies in the format `openai-chat`, as written by a dozen different servers.
 
-Calls are known by being there: what a server says of why it stopped is often not so.
+Calls are detected by their presence: the finish reason that a server reports is often wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STOPS = {
     "refusal": Stop.FILTERED,
 }
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_GROWING = ("text", "summary", "data")  # what of a thought comes in pieces
+_GROWING = ("text", "summary", "data")  # fields of a reasoning detail that arrive in pieces
 _BROKEN = frozenset({"error", "insufficient_system_resource"})
 
 
@@ -81,7 +81,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 class _Asked:
-    """A call on its way."""
+    """A tool call that is still being received."""
 
     __slots__ = ("arguments", "id", "index", "name")
 
@@ -103,7 +103,7 @@ class _Asked:
 
 
 class _Detail:
-    """A stretch of thinking as it is wanted back. Its words are put together once, however many pieces they come in."""
+    """A reasoning detail as it must be sent back. Its text is joined once, however many pieces it has."""
 
     __slots__ = ("_fields", "_grown")
 
@@ -121,7 +121,7 @@ class _Detail:
         for name, value in new.items():
             if name in _GROWING and isinstance(value, str):
                 self._grown.setdefault(name, []).append(value)
-                self._fields.setdefault(name, None)  # in its place among the others
+                self._fields.setdefault(name, None)  # keeps its position among the fields
             elif value is not None or name not in self._fields:
                 self._fields[name] = value
 
@@ -137,7 +137,7 @@ class ChatReader:
         self._provider = provider
         self._tags = ThinkTags()
         self._asked: list[_Asked] = []
-        self._told = 0  # of the calls
+        self._told = 0  # number of calls emitted
         self._details: list[_Detail] = []
         self._usage: Usage | None = None
         self._reason: str | None = None
@@ -160,7 +160,7 @@ class ChatReader:
         if event.error or event.object == "error" or name == b"error":
             raise self._failed(event.error, data)
         if self._tags.passed and not self._details and (words := _only_words(event)):
-            return (Text(words),)  # as almost every event is, and soon read
+            return (Text(words),)  # the fast path: almost every event is only text
         return self._chunks(event)
 
     def whole(self, body: bytes) -> Iterable[Chunk]:
@@ -176,7 +176,7 @@ class ChatReader:
         return [*self._chunks(event), *self._held()]
 
     def rest(self) -> Iterable[Chunk]:
-        """Calls that are whole are a reply, though the server gives no reason for having stopped."""
+        """Return held-back calls if all are complete: they are a reply, although the server gave no finish reason."""
         if self._over or self._reason is not None or not all(asked.whole for asked in self._asked):
             return ()
         self._over = bool(self._asked)
@@ -198,7 +198,7 @@ class ChatReader:
         return self._unusual(data) or malformed(self._provider, f"it sent what we cannot read: {error}")
 
     def _unusual(self, data: bytes) -> ModelFailed | None:
-        """An error may come as anything: a list of one, say."""
+        """Return the error in an unusual body, such as a list with one object."""
         found = anything(data)
         if isinstance(found, list) and found:
             found = cast("list[Any]", found)[0]
@@ -211,12 +211,12 @@ class ChatReader:
     def _chunks(self, event: _Event) -> Iterator[Chunk]:
         for choice in event.choices or ():
             if choice.index:
-                continue  # we asked for one reply
+                continue  # we requested one reply
             if choice.error:
                 raise error_messages.in_stream(self._provider, choice.error)
             said = choice.delta
             if said is None and not self._spoke:
-                said = choice.message  # next to deltas, some repeat in it all that was said so far
+                said = choice.message  # besides deltas, some servers repeat everything so far in it
             if said is not None:
                 yield from self._said(said)
             self._count(choice.usage)
@@ -232,7 +232,7 @@ class ChatReader:
             if self._usage is None:
                 self._count(event.x_groq.usage)
         if not event.choices and event.usage is not None and self._spoke:
-            self._over = True  # what it took comes last, also where no reason was given
+            self._over = True  # usage comes last, even without a finish reason
             yield from self._held()
 
     def _said(self, said: _Delta) -> Iterator[Chunk]:
@@ -256,7 +256,7 @@ class ChatReader:
                 self._ask(delta)
 
     def _thought(self, said: _Delta) -> str:
-        """In one of its three places. Where it comes in two of them, these say the same."""
+        """Return the thinking, from one of three fields. If two have it, they have the same text."""
         details = self._add_details(said.reasoning_details) if said.reasoning_details else ""
         words = next(
             (words for words in (said.reasoning_content, said.reasoning) if words and isinstance(words, str)), details
@@ -266,7 +266,7 @@ class ChatReader:
         return words
 
     def _add_details(self, details: Any) -> str:
-        """Pieces of one stretch are put together, as they are wanted back; their words are thinking."""
+        """Merge the pieces of each detail, as they must be sent back. Returns their text."""
         words = ""
         for detail in cast("list[Any]", details) if isinstance(details, list) else ():
             if not isinstance(detail, dict):
@@ -287,7 +287,7 @@ class ChatReader:
             yield chunk
 
     def _part(self, part: Any) -> Iterator[Chunk]:
-        """Content in parts: words, or thoughts made of words."""
+        """Read structured content: text, or thinking made of text."""
         if not isinstance(part, dict):
             return
         known = cast("dict[str, Any]", part)
@@ -321,13 +321,16 @@ class ChatReader:
             asked.arguments.append(msgspec.json.encode(function.arguments).decode())
 
     def _meant(self, index: int | None, id_: str, function: _Function) -> _Asked | None:
-        """Which call a piece belongs to; None for a new one. By its index, which not every server counts up."""
+        """Return the call that a delta belongs to; None for a new one.
+
+        Matches by index, which not every server increments.
+        """
         asked = next((one for one in reversed(self._asked) if index is None or one.index == index), None)
         if asked is None or not function.name or not asked.name:
-            return asked  # only the first piece has a name, so without one it goes on
+            return asked  # only the first delta has a name, so without one it continues
         if id_ and asked.id and id_ != asked.id:
             return None
-        # A name again, and no id to go by: another call, if there is more to say and the one before is whole.
+        # A repeated name without an id is another call if it has arguments and the previous call is complete.
         return None if function.arguments and asked.whole else asked
 
     def _sealed(self) -> Iterator[Chunk]:
@@ -337,7 +340,7 @@ class ChatReader:
             yield Seals(PieceKind.THINKING, seal)
 
     def _held(self) -> Iterator[Chunk]:
-        """What was held back until it was whole. May be asked for more than once."""
+        """Yield what was held back until complete. Can be called more than once."""
         yield from self._tags.end()
         for number, asked in enumerate(self._asked[self._told :], start=self._told + 1):
             self._told = number

@@ -1,6 +1,7 @@
-"""The wire format `openai-responses`: OpenAI's newer one, and of those who took it over.
+"""The wire format `openai-responses`: OpenAI's newer API, also offered by other providers.
 
-Nothing is kept at the provider. So its thoughts come to us encrypted, and go back to it with the history.
+Nothing is stored at the provider. So its thinking comes to us encrypted, and is sent back with the
+history.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from retinue.models.request_repairs import Omitted, Repair, Scope
 ENCRYPTED = "reasoning.encrypted_content"
 
 
-MESSAGE_IDS = "message-ids"  # quirk: the model's own words are wanted back with an id and a status
+MESSAGE_IDS = "message-ids"  # quirk: assistant messages must be sent back with an id and a status
 
 QUIRKS: Mapping[str, frozenset[str]] = {
     "openrouter": frozenset({MESSAGE_IDS}),
 }
 
-# OpenAI summarizes thoughts only for organizations that have shown who they are, and refuses the whole request else.
+# OpenAI summarizes thinking only for verified organizations, and otherwise refuses the whole request.
 _SUMMARY_REFUSED = ("verified", "reasoning summar")
 
 _OURS = ("input", "tools")
@@ -56,7 +57,7 @@ _ASSISTANT = RecordKind.ASSISTANT
 
 
 class OpenAIResponsesWire:
-    """Speaks with any server that understands responses."""
+    """Encodes for any server with the responses API."""
 
     def __init__(self, cache: WireCache) -> None:
         self._cache = cache
@@ -87,7 +88,10 @@ class OpenAIResponsesWire:
         return ResponsesReader(target.provider)
 
     def repair(self, said: Said, prompt: Prompt, target: Target) -> Repair | None:
-        """What the settings ask for in `reasoning` goes out as it stands, and its refusal is for a person to read."""
+        """Omit the reasoning summary.
+
+        If the settings have `reasoning`, it is sent unchanged and its refusal is reported.
+        """
         if target.omitted.reasoning_summary or "reasoning" in target.params:
             return None
         words = said.message.lower()
@@ -115,7 +119,7 @@ def _plain(prompt: Prompt, target: Target) -> dict[str, Any]:
 
 
 def _thinks(facts: ModelFacts) -> bool | None:
-    """None where it is not known. A model that does not think refuses every word about it."""
+    """Whether a model supports thinking; None if unknown. One that does not refuses every parameter about it."""
     return None if facts.efforts is None else bool(facts.efforts)
 
 
@@ -126,7 +130,7 @@ def _head(instructions: str, tools: Sequence[ToolSpec], also: Sequence[Any]) -> 
             "name": tool.name,
             "description": tool.description,
             "parameters": tool.parameters,
-            "strict": False,  # it is on unless told, and takes only some schemas
+            "strict": False,  # on by default, and accepts only some schemas
         }
         for tool in tools
     ]
@@ -138,7 +142,7 @@ def _head(instructions: str, tools: Sequence[ToolSpec], also: Sequence[Any]) -> 
 
 
 class _Encoder:
-    """Records as items, for one target."""
+    """Encodes records as items, for one target."""
 
     def __init__(self, target: Target, media: Media | None, *, with_ids: bool, keeps: bool) -> None:
         self._target = target
@@ -147,7 +151,7 @@ class _Encoder:
         self._keeps = keeps
 
     def record(self, record: Record) -> bytes:
-        if (words := said_plainly(record)) and not self._with_ids:  # as most records are, and soon said
+        if (words := said_plainly(record)) and not self._with_ids:  # the fast path for most records
             begin, end = _MODEL_SAYS if record.kind is _ASSISTANT else _USER_SAYS
             return begin + msgspec.json.encode(words) + end
         match record.body:
@@ -178,7 +182,7 @@ class _Encoder:
         for part in parts(reply, provider=self._target.provider):
             items += self._item(part, f"msg_{seq}_{len(items)}")
         while items and items[-1].get("type") == "reasoning":
-            items.pop()  # a thought that nothing came of is refused
+            items.pop()  # reasoning without a following item is refused
         return items
 
     def _item(self, part: Part, id_: str) -> Iterator[dict[str, Any]]:
@@ -218,7 +222,7 @@ class _Encoder:
 
 
 def _sealed(seal: str) -> dict[str, Any]:
-    """What we sealed. Nothing where it was sealed in another format, before the provider was spoken to in this one."""
+    """Decode our signature; empty if it was made in another format, before this provider used this one."""
     if not seal.startswith("{"):
         return {}
     try:

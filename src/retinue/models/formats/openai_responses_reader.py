@@ -1,4 +1,4 @@
-"""Reads replies in the format `openai-responses`: items that begin, grow and are done, each under its index."""
+"""Reads replies in the format `openai-responses`: items that start, grow and finish, each under its index."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from retinue.models.formats.openai_usage import usage_of
 from retinue.models.formats.wire_formats import anything, arguments_of
 from retinue.models.provider_http import malformed
 
-ITEMS_MAX = 1_000  # of one reply
-SERVER_ITEM_BYTES_MAX = 256 * 1024  # a picture that it made is not sent to it again
+ITEMS_MAX = 1_000  # per reply
+SERVER_ITEM_BYTES_MAX = 256 * 1024  # a picture that it generated is not sent back
 
-LEFT_OUT = "_left_out"  # marks an item of which only this is kept: that it was there
+LEFT_OUT = "_left_out"  # marks an item that is too large to keep: only its existence is recorded
 
 _DONE = b"[DONE]"
 _STOPS = {"max_output_tokens": Stop.LENGTH, "content_filter": Stop.FILTERED}
@@ -47,14 +47,14 @@ _response_decoder = msgspec.json.Decoder(_Response)
 
 
 class _Item:
-    """What is known of an item on its way."""
+    """The state of an item that is still being received."""
 
     __slots__ = ("id", "said", "sealed", "thoughts")
 
     def __init__(self) -> None:
         self.id: str | None = None
-        self.said = False  # its words came piece by piece
-        self.thoughts: list[str] = []  # in the raw, which nobody is shown
+        self.said = False  # its text was streamed
+        self.thoughts: list[str] = []  # raw thinking, which is not shown
         self.sealed = False
 
 
@@ -135,8 +135,10 @@ class ResponsesReader:
         return found
 
     def _thought_through(self, event: _Event) -> Iterator[Chunk]:
-        """Raw thoughts that are not done while the next item begins. Some servers say so only after it, and too late:
-        the thought comes first."""
+        """Emit raw thinking that is still open when the next item begins.
+
+        Some servers finish it only after that item, which is too late: thinking comes first.
+        """
         for index, item in self._items.items():
             if item.thoughts and not item.sealed and index != event.output_index:
                 text = {"type": "reasoning_text", "text": "".join(item.thoughts)}
@@ -201,7 +203,7 @@ class ResponsesReader:
                 )
         spoke = self._spoke
         for item in response.output or ():
-            # As a rule all of it has come before. A call that has not must not be lost.
+            # Usually everything has arrived before. A call that has not must not be lost.
             is_call = isinstance(item, dict) and cast("dict[str, Any]", item).get("type") == "function_call"
             if is_call or not spoke:
                 yield from self._done(item, _Item())
@@ -227,7 +229,7 @@ class ResponsesReader:
 
 
 def _reasoning(item: dict[str, Any]) -> Seals:
-    """A thought as it is wanted back."""
+    """Build the chunk with reasoning as it must be sent back."""
     kept: dict[str, Any] = {"type": "reasoning", "summary": item.get("summary") or []}
     for name in ("id", "content", "encrypted_content"):
         if value := item.get(name):

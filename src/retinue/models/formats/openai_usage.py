@@ -1,4 +1,4 @@
-"""What a reply took, as servers of the two OpenAI formats say it."""
+"""Parses the usage of a reply, as servers of the two OpenAI formats report it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from retinue.domain.money import MICROUSD
 from retinue.domain.record import Usage
 from retinue.models.usage_validation import COST_MICROUSD_MAX, tokens
 
-TICKS_IN_MICROUSD = 10_000  # of xAI, which counts in ten-billionths of a dollar
+TICKS_IN_MICROUSD = 10_000  # xAI reports ten-billionths of a dollar
 
 
 def usage_of(found: Any) -> Usage | None:
-    """None where nothing is said. Anything strange in it counts as nothing: a reply does not fail for its bill."""
+    """Return the usage; None if it is missing.
+
+    Anything unexpected counts as missing: a reply must not fail because of its usage.
+    """
     if not isinstance(found, dict):
         return None
     usage = cast("dict[str, Any]", found)
@@ -27,7 +30,7 @@ def usage_of(found: Any) -> Usage | None:
     cached = _count(of_input, "cached_tokens") or _count(usage, "prompt_cache_hit_tokens", "cached_tokens") or 0
     thought = _count(of_output, "reasoning_tokens") or 0
     if thought and _count(usage, "total_tokens") == read + written + thought:
-        written += thought  # counted apart, as xAI does, and paid for like the rest
+        written += thought  # xAI counts it separately, at the same price
     cached = min(cached, read)
     return Usage(
         input_tokens=read,
@@ -40,13 +43,13 @@ def usage_of(found: Any) -> Usage | None:
 
 
 def _cost_microusd(usage: dict[str, Any]) -> int:
-    """What the server itself says it came to, rounded up; nothing where it does not say."""
+    """Return the cost that the server reports, rounded up; 0 if it reports none."""
     microusd = _number(usage, "cost") * MICROUSD
-    if usage.get("is_byok") is True:  # through OpenRouter with a key of one's own: its share, and theirs
+    if usage.get("is_byok") is True:  # OpenRouter with a key of the user: its fee plus the provider's cost
         microusd += _number(_part(usage, "cost_details"), "upstream_inference_cost") * MICROUSD
     if not microusd:
         microusd = _number(usage, "cost_in_usd_ticks") / TICKS_IN_MICROUSD
-    return math.ceil(min(microusd, COST_MICROUSD_MAX) - 1e-6)  # less what only floating point has added
+    return math.ceil(min(microusd, COST_MICROUSD_MAX) - 1e-6)  # minus the floating-point error
 
 
 def _part(usage: dict[str, Any], name: str) -> dict[str, Any]:
@@ -55,7 +58,7 @@ def _part(usage: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _count(usage: dict[str, Any], *names: str) -> int | None:
-    """Under the first of these names that says a number."""
+    """Return the count under the first of these names that has one."""
     for name in names:
         if (count := tokens(usage.get(name))) is not None:
             return count

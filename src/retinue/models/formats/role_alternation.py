@@ -1,4 +1,4 @@
-"""Encoded records as the turns of a conversation, for the formats in which these must alternate."""
+"""Joins encoded records into turns, for formats in which roles must alternate."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import NamedTuple
 
 from retinue.domain.record import Record, RecordKind
 
-# Said for the user before a conversation that begins with the model, and after one that ends with it.
+# User text before a conversation that begins with the model, and after one that ends with it.
 OPENING = "[The conversation goes on here.]"
 GO_ON = "[Go on.]"
 
-_ASSISTANT, _TOOL = RecordKind.ASSISTANT, RecordKind.TOOL  # looked up once: this is run over for every request
+_ASSISTANT, _TOOL = RecordKind.ASSISTANT, RecordKind.TOOL  # looked up once: used for every request
 _CLOSE = b"]}"
 _CLOSE_AND = b"]},"
 
 
-MARKED_MAX = 2  # of the user's turns, from the end, that a format may mark; some take no more than four marks
+MARKED_MAX = 2  # user turns from the end that a format may mark; some providers accept at most four breakpoints
 SETTLED_MIN = 64  # pieces that are joined at once
 
 
 class Joined:
-    """Pieces of a list. Those that change no more become one: what is long gone by is not gone through again."""
+    """Pieces of a list. Pieces that no longer change are merged, so that old history is not iterated again."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
-        self._settled = 1  # the first stays alone: a format may have to take something off it
+        self._settled = 1  # the first stays separate: a format may have to remove its comma
 
     def add(self, records: Sequence[Record], wires: Sequence[bytes]) -> None:
         self.pieces += filter(None, wires)
         self.settle(len(self.pieces))
 
     def settle(self, end: int) -> int:
-        """The pieces before `end` change no more. How many fewer there are now."""
+        """Merge the pieces before `end`, which no longer change. Returns how many fewer there are now."""
         if end - self._settled < SETTLED_MIN:
             return 0
         slab = b"".join(self.pieces[self._settled : end])
@@ -43,7 +43,7 @@ class Joined:
 
 
 class Sides(NamedTuple):
-    """How a format begins what the user says, and what the model says; and what the user is made to say."""
+    """The bytes that begin a user or model turn in a format, and the inserted user texts."""
 
     user: bytes
     model: bytes
@@ -52,10 +52,12 @@ class Sides(NamedTuple):
 
 
 class Turns:
-    """Turns that alternate, from the user to the user, as pieces of a list. Records may be added as they come.
+    """Alternating turns that begin and end with the user, as pieces of a list.
 
-    A record without bytes is left out. The results of calls come first in their turn, in their order: nothing may stand
-    between a call and its result.
+    Records can be added incrementally.
+
+    A record without bytes is skipped. Tool results come first in their turn, in order: nothing may
+    be between a call and its result.
     """
 
     def __init__(self, sides: Sides) -> None:
@@ -63,9 +65,9 @@ class Turns:
         self._to_user, self._to_model = _CLOSE_AND + sides.user, _CLOSE_AND + sides.model
         self._joined = Joined()
         self._out = self._joined.pieces
-        self._ends: list[int] = []  # the last pieces of the user's turns that are over
+        self._ends: list[int] = []  # the last pieces of the user turns that are complete
         self._by_model: bool | None = None
-        self._words_at = -1  # in a turn of the user, where something begins that is no result
+        self._words_at = -1  # in a user turn, where the first piece that is not a tool result begins
 
     def add(self, records: Sequence[Record], wires: Sequence[bytes]) -> None:
         out, ends, by_model, words_at = self._out, self._ends, self._by_model, self._words_at
@@ -95,7 +97,7 @@ class Turns:
         self._settle()
 
     def told(self, *, may_end_with_model: bool = False) -> tuple[list[bytes], list[int]]:
-        """All turns so far, closed; and which pieces end the user's, the last of them at least."""
+        """Return all turns so far, closed, and the indices of the pieces that end user turns (at least the last)."""
         out, ends = list(self._out), list(self._ends)
         by_model = self._by_model
         if by_model is None:
@@ -109,7 +111,7 @@ class Turns:
         return out, ends
 
     def _settle(self) -> None:
-        """What lies before the turns that may still be marked changes no more."""
+        """Merge what comes before the turns that may still be marked."""
         if len(self._ends) <= MARKED_MAX:
             return
         del self._ends[:-MARKED_MAX]

@@ -1,4 +1,4 @@
-"""Thoughts that come as words between tags, at the very start of a reply: `<think>…</think>`."""
+"""Separates thinking that comes as text between tags at the start of a reply: `<think>…</think>`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ _CLOSE = "</think>"
 
 class _Where(Enum):
     START = auto()
-    OPENED = auto()  # behind the first tag
+    OPENED = auto()  # after the opening tag
     THINKING = auto()
-    AFTER = auto()  # behind the second
+    AFTER = auto()  # after the closing tag
     TEXT = auto()
 
 
 class ThinkTags:
-    """Takes words as they come, tells thoughts from text. A tag anywhere else than at the start is text as any other.
+    """Takes text as it arrives, and separates thinking from text.
 
-    White space around the tags belongs to neither.
+    A tag anywhere but at the start is ordinary text.
+
+    Whitespace around the tags belongs to neither.
     """
 
     __slots__ = ("_held", "_where", "passed")
@@ -30,10 +32,10 @@ class ThinkTags:
     def __init__(self) -> None:
         self._where = _Where.START
         self._held: str = ""
-        self.passed = False  # whether all that comes is text: asked at every event
+        self.passed = False  # whether everything from here on is text: checked at every event
 
     def off(self) -> None:
-        """This server has another place for thoughts."""
+        """Treat everything as text: this server sends thinking in another field."""
         if self._where is _Where.START:
             self._pass()
 
@@ -83,7 +85,7 @@ class ThinkTags:
         thought, tag, after = words.partition(_CLOSE)
         if tag:
             return thought.rstrip(), True, after
-        # The tag may be cut in two, and white space may turn out to stand before it.
+        # The tag may be cut in two, and whitespace may turn out to precede it.
         length = next((n for n in range(len(_CLOSE) - 1, 0, -1) if words.endswith(_CLOSE[:n])), 0)
         kept = words[: len(words) - length].rstrip()
         self._held = words[len(kept) :]

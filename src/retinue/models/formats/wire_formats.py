@@ -1,4 +1,4 @@
-"""The wire formats by name, and what they share: bodies joined from bytes that were made once."""
+"""The wire formats by name, and what they share: request bodies joined from cached bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 
 
 def wire_of(format_: WireFormat, cache: WireCache) -> Wire:
-    """How a format is spoken. Contexts are kept as bytes in `cache`, which all formats may share."""
+    """Create the encoder of a format. Contexts are cached as bytes in `cache`, which all formats may share."""
     match format_:
         case WireFormat.OPENAI_CHAT:
             from retinue.models.formats.openai_chat import OpenAIChatWire
@@ -47,9 +47,9 @@ def wire_of(format_: WireFormat, cache: WireCache) -> Wire:
 
 
 class Heads:
-    """What stands before the history, as bytes: instructions and tools, encoded once for each pair of them.
+    """Cache of encoded request heads: instructions and tools, encoded once per pair.
 
-    Few are kept. Agents are few, and what they are told changes seldom.
+    A few entries suffice: there are few agents, and their instructions rarely change.
     """
 
     def __init__(self, heads_max: int = HEADS_MAX) -> None:
@@ -76,15 +76,18 @@ class Heads:
 
 
 def listed(wires: Iterable[bytes], *, first: bool) -> list[bytes]:
-    """Encoded records for the inside of a list. Each begins with a comma, or is empty; one that is `first` loses it."""
+    """Return encoded records for the inside of a list.
+
+    Each begins with a comma or is empty; with `first`, the first loses its comma.
+    """
     told = [wire for wire in wires if wire]
     if first and told:
         told[0] = told[0][1:]
     return told
 
 
-# What a call may cost is set aside for this model, for one reply, and for no more output than was granted. Settings can
-# only ask for less.
+# The budget is reserved for this model, for one reply and for at most the granted output. Settings
+# can only lower these.
 PAID_FOR = frozenset({"model", "n", "best_of", "candidateCount"})
 BOUNDS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens"})
 
@@ -92,7 +95,7 @@ BOUNDS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens", 
 def merged(
     ours: Mapping[str, Any], params: Mapping[str, Any], *, granted: int, without: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The plain part of a body: ours, and over it what the house was told to send as it stands."""
+    """Merge the settings' parameters over our own fields of a body."""
     told = {name: value for name, value in params.items() if name not in without and name not in PAID_FOR}
     for name in BOUNDS & told.keys():
         told[name] = min(told[name], granted) if isinstance(told[name], int) else granted
@@ -100,22 +103,22 @@ def merged(
 
 
 def opened(plain: Mapping[str, Any]) -> bytes:
-    """An object as bytes, open at its end for what follows."""
+    """Encode an object without its closing brace."""
     return msgspec.json.encode(plain)[:-1]
 
 
 class IdRule(NamedTuple):
-    """Which ids of calls a provider takes."""
+    """Which call ids a provider accepts."""
 
     pattern: re.Pattern[str]
-    length: int  # of an id made to fit
+    length: int  # of a replacement id
 
 
 PLAIN_IDS = IdRule(re.compile(r"[A-Za-z0-9_-]{1,40}"), 32)
 
 
 def fitting(id_: str, rule: IdRule) -> str:
-    """The id itself where it may be said, and else one that stands for it: for a call and its result the same."""
+    """Return the id if the provider accepts it, else a replacement: the same one for a call and its result."""
     if rule.pattern.fullmatch(id_):
         return id_
     return hashlib.sha256(id_.encode(errors="surrogatepass")).hexdigest()[: rule.length]
@@ -128,15 +131,18 @@ _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def named(tool: str) -> str:
-    """A tool's name as every provider takes it back. Models call tools that were never there, by names that no provider
-    would take: one such call must not end a session."""
+    """Return a tool's name in a form that every provider accepts.
+
+    Models call tools that do not exist, by names that a provider would refuse. One such call must
+    not end a session.
+    """
     if _NAME.fullmatch(tool):
         return tool
     return _NOT_IN_A_NAME.sub("_", tool[:NAME_CHARS_MAX]) or NO_NAME
 
 
 def anything(data: bytes) -> Any:
-    """Some JSON, whatever it says; None where it is none."""
+    """Decode any JSON; None if it is invalid."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -144,13 +150,16 @@ def anything(data: bytes) -> Any:
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """The arguments of a call. What cannot be read is still told, under a name no tool takes: its result says why."""
+    """Parse the arguments of a call.
+
+    Unreadable ones are kept under a name that no tool uses: the call's result explains it.
+    """
     if not text.strip():
         return {}
     try:
         found = msgspec.json.decode(text.encode(errors="surrogatepass"))
         if isinstance(found, str) and found.lstrip().startswith("{"):
-            found = msgspec.json.decode(found)  # some servers write JSON into JSON
+            found = msgspec.json.decode(found)  # some servers encode JSON twice
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return {UNPARSED: text}
     if found is None:
@@ -167,7 +176,7 @@ class Shown(NamedTuple):
 
 
 def shown(attachments: Sequence[Attachment], media: Media | None, facts: ModelFacts, text: str) -> Iterator[Shown]:
-    """What came with a turn whose words are `text`. A file that these name already needs no line of its own."""
+    """Yield the attachments of a turn with this `text`. A file that the text already names needs no line."""
     for attachment in attachments:
         is_image = attachment.media_type.startswith("image/")
         if not is_image:
@@ -189,7 +198,7 @@ def _named(attachment: Attachment) -> str:
 
 
 def effort_of(effort: str | None, facts: ModelFacts) -> str | None:
-    """The effort to ask for. Raises where it is known that the model does not take it: before anything is sent."""
+    """Return the effort to request. Raises before anything is sent if the model is known not to support it."""
     if effort is None or facts.efforts is None or effort in facts.efforts:
         return effort
     if effort == "none" and not facts.efforts:
