@@ -1,1 +1,1 @@
-"""Where commands run: confined as their rules say, or not at all."""
+"""Sandboxes for commands."""

@@ -1,4 +1,4 @@
-"""Where commands run: what one may touch, and the child that came of it."""
+"""The sandbox protocol: what a command may access, and the running command."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ MIB = 1024 * 1024
 
 
 class SandboxFailed(RetinueError):
-    """A command was not begun, because it could not be confined as it should be."""
+    """A command was not started, because it could not be confined as required."""
 
     code = "sandbox.failed"
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How much a command may take. What goes beyond is refused or ended, and said so."""
+    """Resource limits of a command. Exceeding one is refused or ends the command, with the reason."""
 
     seconds: float = 1800.0
     memory_bytes: int = 2048 * MIB
     processes: int = 256
     file_bytes: int = 1024 * MIB  # of one file that it writes
     disk_bytes: int = 512 * MIB  # of its private /tmp
-    output_bytes: int = 64 * MIB  # kept of what it says
+    output_bytes: int = 64 * MIB  # of its output that is kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """Which hosts a command may reach, as `HOST`, `*.HOST` or `HOST:PORT`. None: no network at all.
+    """The hosts a command may reach, as `HOST`, `*.HOST` or `HOST:PORT`. None means no network.
 
-    A host without a port stands for the ports 80 and 443. `private_hosts` are those of `hosts` that may have an address
-    of the owner's own network, by their exact names. `injected` are headers that the proxy puts into requests to a
-    host, so that a secret is used and never read.
+    A host without a port means the ports 80 and 443. `private_hosts` are the exact names from
+    `hosts` that may have an address in the owner's network. `injected` are headers that the proxy
+    adds to requests to a host, so that the command uses a secret without reading it.
     """
 
     hosts: tuple[str, ...] = ()
@@ -63,38 +63,38 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
-    """What one command may touch. Each has its own: two that run at once share none of it."""
+    """The access of one command. Each command has its own."""
 
-    folder: Path  # where it begins
+    folder: Path  # working directory
     writable: tuple[Path, ...] = ()
     readable: tuple[Path, ...] = ()
-    protected: tuple[Path, ...] = ()  # within what is writable, and not to be changed: what is there is read-only
+    protected: tuple[Path, ...] = ()  # inside writable folders; existing ones are read-only
     network: Network | None = None
     limits: Limits = Limits()
-    environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # all of it
+    environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # the complete environment
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """How a command ended. `because` says what we did to it: it took too long, it was killed."""
+    """How a command ended. `because` is set if we ended it, for example at the time limit."""
 
-    code: int | None  # None where a signal ended it
+    code: int | None  # None if a signal ended it
     signal: int | None = None
     because: str = ""
 
 
 class Child(Protocol):
-    """A command that runs. Its output is one stream, as a terminal would show it.
+    """A running command. Its output is one stream, as a terminal would show it.
 
-    Someone has to read it: a command whose words nobody takes is held up by them, until its time is over.
+    The output must be read. Otherwise the command blocks until its time limit.
     """
 
     @property
     def pid(self) -> int:
-        """Of the process group on this machine, for whoever has to end it after a restart."""
+        """The process group on this machine, needed to kill it after a restart of the server."""
         ...
 
     async def read(self) -> bytes:
-        """The next of what it says; empty at the end."""
+        """Return the next output; empty at the end."""
         ...
 
     async def write(self, data: bytes) -> None: ...
@@ -104,12 +104,14 @@ class Child(Protocol):
     async def wait(self) -> Ended: ...
 
     async def kill(self) -> None:
-        """End it and everything it has begun."""
+        """Kill the command and everything it started."""
         ...
 
 
 class Probe(Struct, frozen=True):
-    """Whether a sandbox works on this machine, and what is in the way. `notes` say what it has and has not."""
+    """Whether a sandbox works on this machine, and the reason if not. `notes` describe its
+    features.
+    """
 
     works: bool
     because: str = ""
@@ -118,13 +120,15 @@ class Probe(Struct, frozen=True):
 
 
 class Sandbox(Protocol):
+    """A way to run commands."""
+
     @property
     def name(self) -> str: ...
 
     async def probe(self) -> Probe:
-        """Try it for real, once. Nothing runs in a sandbox that has not been seen to hold."""
+        """Test the sandbox once. Nothing runs in a sandbox that was not tested."""
         ...
 
     async def start(self, argv: Sequence[str], confinement: Confinement, *, pty: bool = False) -> Child:
-        """Run a command as it stands, without a shell. Raises `SandboxFailed` rather than confining it less."""
+        """Run an argv without a shell. Raises `SandboxFailed` rather than confining it less."""
         ...

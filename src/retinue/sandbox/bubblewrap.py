@@ -1,7 +1,7 @@
-"""Commands in namespaces of their own: each starts in an empty house and is shown only what its confinement names.
+"""Runs commands with bubblewrap: own namespaces that show only what the confinement names.
 
-Nothing is loosened to make a command start. The launcher waits, after all walls stand, until its limits are set; what
-it could not do, it says by ending, and then nothing has run.
+No restriction is dropped to make a command start. The launcher sets up the namespaces, then waits
+until its resource limits are set. If anything fails, it exits before the command has run.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ NOT_FOUND = 127
 _INSIDE = "/etc/retinue/inside.py"
 _GO = b"x"
 _SETSID = "/usr/bin/setsid"
-WITHOUT_FILTER = ("--disable-userns",)  # what can be closed another way where calls cannot be filtered
+WITHOUT_FILTER = ("--disable-userns",)  # used if system calls cannot be filtered
 
 
 def _proxy(network: Network) -> Proxy:
-    from retinue.sandbox.sandbox_proxy import Proxy  # only for commands that may reach some of the network
+    from retinue.sandbox.sandbox_proxy import Proxy  # needed only for commands with a network
 
     return Proxy(network)
 
 
 class _Start(Struct):
-    """What is open while a command starts, and closed whatever becomes of it."""
+    """Resources that are open while a command starts, and closed afterwards in any case."""
 
     arguments: int = -1
     seccomp: int = -1
@@ -73,7 +73,7 @@ class _Start(Struct):
         self.theirs.clear()
 
     def close(self) -> None:
-        """What the child does not keep."""
+        """Close what the child does not keep."""
         self.close_theirs()
         for end in (self.gate, self.door):
             if end is not None:
@@ -82,10 +82,11 @@ class _Start(Struct):
 
 
 class Bubblewrap:
-    """`folder` is where it keeps the little that commands see of /etc.
+    """Runs commands with bubblewrap. `folder` holds the generated /etc that commands see.
 
-    `state` is what no command sees, the house's own folder first of all; of that, only what lies below one of `homes`
-    can be shared. The keys in `user_home` are covered in whatever is shared, unless they are named.
+    `private_paths` are paths that no command sees, above all the data directory. Only paths below
+    one of `shareable_parents` are exempt. Keys in `user_home` are hidden in every shared folder,
+    unless shared by name.
     """
 
     name = "bubblewrap"
@@ -151,7 +152,9 @@ class Bubblewrap:
             start.close()
 
     async def _begin(self, start: _Start, argv: Sequence[str], confinement: Confinement, pty: bool) -> Process:
-        """Launch, set limits while it waits, let it go, and be sure that it went."""
+        """Launch, set the limits while the launcher waits, release it, and confirm that it
+        continued.
+        """
         start.spawned = self._launch(start, argv, confinement, pty)
         start.close_theirs()
         first = await self._init_of(start)
@@ -199,10 +202,10 @@ class Bubblewrap:
             start.door, door = socket.socketpair()
             start.theirs.append(door.detach())
             command = [_python(), "-I", "-S", _INSIDE, str(start.theirs[-1]), str(PROXY_PORT), *command]
-        # By a descriptor: whoever lists processes reads their arguments, and the environment may hold a secret.
+        # Passed by descriptor: process lists show arguments, and the environment may contain a secret.
         arguments = _in_memory(b"".join(word.encode(errors="surrogateescape") + b"\0" for word in options))
         start.theirs.append(arguments)
-        # The launcher itself runs outside, so nothing of the command's environment may reach it.
+        # The launcher runs outside the sandbox, so it must not get the command's environment.
         return spawn(
             [self._program, "--args", str(arguments), "--", *command],
             environment={},
@@ -212,7 +215,7 @@ class Bubblewrap:
         )
 
     async def _init_of(self, start: _Start) -> int:
-        """The first process of the new namespace, as this machine numbers it."""
+        """Return the pid of the first process of the new namespace, in our pid namespace."""
         text = b""
         while b"}" not in text:
             chunk = await _read_some(start.status)
@@ -239,7 +242,9 @@ class Bubblewrap:
             resource.prlimit(first, kind, (most, most))
 
     async def _let_go(self, start: _Start) -> None:
-        """It takes the word once all walls stand, and shuts the gate. Had it died, the word would still lie there."""
+        """Release the launcher and wait until it closes its end. A dead launcher would not read the
+        byte.
+        """
         assert start.gate is not None
         loop = asyncio.get_running_loop()
         start.gate.setblocking(False)
@@ -275,7 +280,9 @@ class Bubblewrap:
         )
 
         def end() -> None:
-            """With the first of its namespace, all die, and the launcher ends by itself."""
+            """Kill the init of the namespace, which kills all its processes. Then the launcher
+            exits.
+            """
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(gone, signal.SIGKILL)
                 loop.call_later(LAUNCHER_WAIT_S, spawned.popen.kill)
@@ -311,7 +318,7 @@ class Bubblewrap:
         )
 
     def _complaint(self, start: _Start) -> SandboxFailed:
-        """Why the launcher gave up, in its own words."""
+        """Return why the launcher failed, from its own output."""
         said = b""
         if start.spawned is not None:
             start.spawned.popen.kill()
@@ -323,7 +330,7 @@ class Bubblewrap:
         return _failed(words or "the launcher ended before it began", _DOCTOR)
 
     async def _try(self) -> Probe:
-        """Run a command that tries to see, reach and change what it must not, beside one that may."""
+        """Run a command that tries to see, reach and change what it must not."""
         if sys.platform != "linux":
             return Probe(False, "bubblewrap is for Linux", 'use docker, or `kind = "off"` knowing what it means')
         if not self._program:
@@ -360,7 +367,7 @@ class Bubblewrap:
                 while chunk := await child.read():
                     said += chunk
                 ended = await child.wait()
-            except asyncio.CancelledError:  # a house that closes again before it has tried
+            except asyncio.CancelledError:  # the server is stopping during the probe
                 await child.kill()
                 raise
         words = said.decode(errors="replace").split()
@@ -385,7 +392,7 @@ class Bubblewrap:
 
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _DOCTOR = "run `retinue doctor` to see what is in the way"
-# Each line says what should not have been possible.
+# Each line prints something that should have been impossible.
 _CANARY = """
 cat {canary} >/dev/null 2>&1 && echo read-a-file-outside
 (echo x > {canary}.new) 2>/dev/null && echo write-outside
@@ -427,7 +434,7 @@ async def _read_some(descriptor: int) -> bytes:
 
 
 def _documents(text: bytes) -> dict[str, Any]:
-    """What the launcher has said of itself: several documents, one after another."""
+    """Parse the launcher's status output: several JSON documents in sequence."""
     said: dict[str, Any] = {}
     decoder = json.JSONDecoder()
     rest = text.decode(errors="replace").strip()

@@ -1,6 +1,7 @@
-"""Groups of the kernel's own accounting, where this house may make some: they stop what a look now and then would miss.
+"""Control groups, if this process may create them. They enforce limits that periodic checks would
+miss.
 
-Both versions, and each controller on its own: what is there is used, the watch sees to the rest.
+Supports cgroup v1 and v2, and each controller separately. The resource monitor covers the rest.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from retinue.sandbox.base import Limits
 
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "retinue-command"
-LAUNCHERS = 1  # processes of the sandbox's own in each group
+LAUNCHERS = 1  # launcher processes in each group
 _NUMBERS = itertools.count(1)
 
 
 class Place(Struct, frozen=True):
-    """A folder in which groups can be made, and which controllers rule there."""
+    """A folder in which groups can be created, and its controllers."""
 
     folder: Path
     controllers: frozenset[str]
@@ -30,7 +31,7 @@ class Place(Struct, frozen=True):
 
 
 class Group(Struct):
-    """The groups of one command, one in each place. Counted from the moment it is put in."""
+    """The control groups of one command, one per hierarchy."""
 
     folders: list[Path] = field(default_factory=list[Path])
 
@@ -39,17 +40,17 @@ class Group(Struct):
             (folder / "cgroup.procs").write_text(str(pid))
 
     def ran_out_of_memory(self) -> bool:
-        """Whether the kernel ended something in it for want of memory."""
+        """Return whether the kernel killed a process in it for lack of memory."""
         return any(_kills(folder) for folder in self.folders)
 
     def remove(self) -> bool:
-        """False while someone is still in one of them."""
+        """Remove the groups. Returns False while one still contains a process."""
         self.folders = [folder for folder in self.folders if not _removed(folder)]
         return not self.folders
 
 
 class Cgroups:
-    """Makes a group for a command. `controllers` says what it can limit here; empty where it can nothing."""
+    """Creates a control group per command. `controllers` is empty if it can limit nothing here."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self._places = places
@@ -61,7 +62,7 @@ class Cgroups:
 
     @classmethod
     def here(cls, own: str | None = None, root: Path = _ROOT) -> Cgroups:
-        """What this process may use, by really making a group and taking it away again."""
+        """Detect what this process may use, by creating and removing a group."""
         places: list[Place] = []
         for line in (own if own is not None else _own()).splitlines():
             _, names, path = line.split(":", 2)
@@ -71,7 +72,7 @@ class Cgroups:
         return cls(places)
 
     def group(self, limits: Limits) -> Group:
-        """A new group with these limits. Raises `OSError` where one cannot be had after all."""
+        """Create a group with these limits. Raises `OSError` if that fails."""
         self.tidy()
         made = Group()
         try:
@@ -86,7 +87,7 @@ class Cgroups:
         return made
 
     def give_back(self, group: Group) -> None:
-        """What is still busy dying is taken away when someone next tidies up."""
+        """Remove a group, now or later if its processes are still exiting."""
         self._left.append(group)
         self.tidy()
 
@@ -108,7 +109,7 @@ def _version_1(root: Path, names: str, path: str) -> Place | None:
 
 
 def _version_2(root: Path, path: str) -> Place | None:
-    """Beside our own group: one that holds processes cannot hold groups with limits too."""
+    """Use the parent of our own group: a v2 group with processes cannot have children with limits."""
     if path == "/":
         return None
     folder = (root / path.lstrip("/")).parent
@@ -126,7 +127,7 @@ def _can_be_used(place: Place) -> bool:
         tried.mkdir()
         try:
             _limit(tried, place, Limits())
-            # Leaving the own group for another takes rights on both.
+            # Moving a process needs write permission on both groups.
             return os.access(place.folder / "cgroup.procs", os.W_OK)
         finally:
             tried.rmdir()
@@ -135,7 +136,7 @@ def _can_be_used(place: Place) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Groups of houses that are no more. One that still holds someone cannot be taken away, and is not."""
+    """Remove groups of processes that no longer exist. A group that still has processes stays."""
     for left in folder.glob(f"{_PREFIX}-*-*"):
         pid = left.name.split("-")[2]
         if not Path("/proc", pid).exists():

@@ -1,7 +1,7 @@
-"""A command that runs: its one stream of output, its input or terminal, its time, and its end.
+"""A running child process: its output stream, input or terminal, time limit and exit.
 
-The same on every event loop: descriptors are watched, and the kernel says by a descriptor of its own when a process has
-ended. No thread, no signal handler, no zombie.
+It works on every event loop: it watches file descriptors and a pidfd. It needs no threads and no
+signal handlers, and leaves no zombies.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from msgspec import Struct
 from retinue.sandbox.base import Ended, Limits, SandboxFailed
 
 READ_BYTES = 64 * 1024
-BUFFER_BYTES_MAX = 1024 * 1024  # held for whoever reads; beyond it, the command waits
+BUFFER_BYTES_MAX = 1024 * 1024  # buffered for the reader; beyond it, the command blocks
 INPUT_WAIT_S = 30.0
 END_WAIT_S = 10.0
 WATCH_S = 0.1
 ROWS, COLUMNS = 24, 80
 ROWS_MAX = 10_000
 _END_OF_INPUT = b"\x04"
-# But for those that Popen itself sees to: Python ignores them, and must go on doing so.
+# Without the signals that Popen restores itself: Python must continue to ignore them.
 _HEEDED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}
 
 
 class Spawned(Struct, frozen=True):
-    """A process, where it is read from, and where it is written to: the same descriptor at a terminal."""
+    """A process with its output and input descriptors. With a terminal, both are the same."""
 
     popen: subprocess.Popen[bytes]
     output: int
     input: int
 
     def close(self) -> None:
-        """For one that never came to be a child: nothing of it stays."""
+        """Kill a process that never became a `ChildProcess`, and close its descriptors."""
         self.popen.kill()
         self.popen.wait()
         for descriptor in {self.output, self.input}:
@@ -54,11 +54,12 @@ class Spawned(Struct, frozen=True):
 
 
 class Process:
-    """A child of ours, in a group of its own.
+    """A child process in its own process group.
 
-    `end` kills everything it began, and `last` says, as a process descriptor, when the last of that has gone. `excess`
-    is asked every `WATCH_S` whether it takes more than it may, and says what. `closing` is called once, when all is
-    over. `ended_as` gives what a code means, where the launcher has codes too.
+    `kill_all` kills everything it started. `last_pidfd` reports when all of that has ended.
+    `find_excess` is called every `EXCESS_CHECK_INTERVAL_S` and returns which limit is exceeded.
+    `on_close` is called once at the end. `interpret_exit` converts the exit status, if the launcher
+    has its own exit codes.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Process:
         self._chunks: deque[bytes] = deque()
         self._held = self._said = 0
         self._reading = False
-        self._changed = asyncio.Event()  # there is more to read, or no more ever
+        self._changed = asyncio.Event()  # more output was read, or the output ended
         self._ended: asyncio.Future[Ended] = self._loop.create_future()
         self._writing = asyncio.Lock()
         os.set_blocking(spawned.output, False)
@@ -142,14 +143,16 @@ class Process:
         self._drop_input()
 
     def resize(self, rows: int, columns: int) -> None:
-        """Nothing where there is no terminal."""
+        """Has no effect without a terminal."""
         if not self._terminal or self._output is None:
             return
         set_size(self._output, rows, columns)
 
     async def wait(self) -> Ended:
-        """What it said may still be to read. Ended by us, nothing of it runs any more; ended by itself, what it left
-        behind has been killed, and is gone as soon as the kernel is done with it.
+        """Wait for the exit. Remaining output can still be read.
+
+        If we ended it, nothing of it runs any more. If it exited by itself, its descendants were
+        killed and are gone as soon as the kernel has finished with them.
         """
         return await asyncio.shield(self._ended)
 
@@ -158,7 +161,7 @@ class Process:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_WAIT_S):
                 await self.wait()
-                while self._output is not None:  # what it left in the pipe may be read; the pipe itself is done
+                while self._output is not None:  # buffered output can still be read; the pipe is closed
                     if self._held >= BUFFER_BYTES_MAX:
                         break
                     self._changed.clear()
@@ -180,7 +183,7 @@ class Process:
         self._watch = self._loop.call_later(WATCH_S, self._look)
 
     def _listen(self) -> None:
-        """Read while there is room for it."""
+        """Watch the output while there is space in the buffer."""
         if self._output is None:
             return
         wanted = self._held < BUFFER_BYTES_MAX
@@ -198,7 +201,7 @@ class Process:
         except BlockingIOError:
             return
         except OSError as error:
-            if error.errno != errno.EIO:  # what a terminal says when its last user has gone
+            if error.errno != errno.EIO:  # a terminal returns EIO when its last user has closed it
                 self._stop(f"its output could not be read: {error.strerror}")
             chunk = b""
         if not chunk:
@@ -230,14 +233,14 @@ class Process:
         if self._input is None:
             return
         self._loop.remove_writer(self._input)
-        if not self._terminal:  # a terminal is one descriptor for both
+        if not self._terminal:  # a terminal has one descriptor for both
             os.close(self._input)
         self._input = None
 
     def _exited(self) -> None:
         if self._ended.done():
             return
-        self._end()  # whatever it left behind; while it is not reaped, nobody else can have its number
+        self._end()  # kill its descendants; until it is reaped, its pid cannot be reused
         code = self._popen.poll()
         if code is None:
             return
@@ -246,14 +249,14 @@ class Process:
             os.close(self._pidfd)
             self._pidfd = None
         self._timer.cancel()
-        if self._last is not None and self._because:  # we ended it, so we see it through
+        if self._last is not None and self._because:  # we ended it, so wait until all of it is gone
             self._loop.add_reader(self._last, self._conclude, code)
         else:
             self._conclude(code)
 
     def _conclude(self, code: int) -> None:
         if self._last is not None:
-            self._loop.remove_reader(self._last)  # no harm where it was not watched
+            self._loop.remove_reader(self._last)  # harmless if it was not watched
             self._last = None
         if self._watch is not None:
             self._watch.cancel()
@@ -290,10 +293,11 @@ def spawn(
     new_session: bool = True,
     pass_fds: Sequence[int] = (),
 ) -> Spawned:
-    """Start it, with no descriptor of ours but those named.
+    """Start a process. It inherits only the named descriptors.
 
-    Called in the loop's own thread: a child that dies with its parent dies with the thread that made it. No code of
-    ours runs between fork and exec, so it is safe and quick however large the house is.
+    Call this in the event loop's thread: a child with a parent death signal dies with the thread
+    that created it. No Python code runs between fork and exec, so this is safe and fast in a large
+    process.
     """
     if pty:
         output, theirs = ptys.openpty()
@@ -326,12 +330,13 @@ def spawn(
 
 @contextlib.contextmanager
 def _default_signals() -> Generator[None]:
-    """Begun now, a child has no signal blocked or ignored: what it is told by one, it heeds.
+    """Start the child with no signal blocked or ignored.
 
-    What is ignored is handed on to children, what is handled is not. A house begun by a shell in the background ignores
-    SIGINT, one begun by nohup SIGHUP: from now on they are handled, by doing nothing, which is the same to the house.
+    Ignored signals are inherited, handled ones are not. A server started in the background by a
+    shell ignores SIGINT, and one started by nohup ignores SIGHUP. From now on they have a handler
+    that does nothing, which has the same effect for the server.
     """
-    if threading.current_thread() is threading.main_thread():  # elsewhere nobody may say how signals are handled
+    if threading.current_thread() is threading.main_thread():  # signal handlers can be set only in the main thread
         for number in _HEEDED:
             if signal.getsignal(number) is signal.SIG_IGN:
                 signal.signal(number, _do_nothing)

@@ -1,7 +1,8 @@
-"""Commands in containers, where an engine runs: one container for each scope and set of folders, kept between commands.
+"""Runs commands in containers: one container per scope and set of folders, kept between commands.
 
-What a container may see is part of its name, so a command never lands in one that shows it more. The rest of its
-settings is a hash on its label: where that differs, the container is made anew, unless it was used a moment ago.
+The mounted folders are part of a container's name, so a command never runs in one that shows more.
+A label holds a hash of the other settings. If it differs, the container is created again, unless it
+was used a moment ago.
 """
 
 from __future__ import annotations
@@ -50,12 +51,14 @@ echo stands
 
 
 class Reply(Struct, frozen=True):
+    """The exit code and output of an engine command."""
+
     code: int
     text: str
 
 
 class Engine:
-    """The `docker` command: asked one thing at a time, with a bound on its time and its words."""
+    """Runs the `docker` command, with limits on time and output."""
 
     def __init__(self, program: str | None = None) -> None:
         self.program = program or shutil.which("docker") or ""
@@ -83,7 +86,7 @@ class Engine:
 
 
 class Containers:
-    """All containers of the house. `folder` keeps when each was last used, which no engine knows."""
+    """All containers of an instance. `folder` stores the last use of each, which no engine knows."""
 
     def __init__(
         self,
@@ -109,7 +112,9 @@ class Containers:
         self._ending: set[asyncio.Task[Reply]] = set()
 
     def for_scope(self, key: str, settings: DockerSettings | None = None) -> Container:
-        """The sandbox of whoever has this key: see `choosing.scope_key`. `settings`: as they have it."""
+        """Return the sandbox of a scope, see `build_scope_key`. `settings` default to the
+        instance's.
+        """
         return Container(self, key, settings or self.settings)
 
     async def probe(self) -> Probe:
@@ -119,7 +124,7 @@ class Containers:
             return self._probed
 
     async def ready(self, key: str, confinement: Confinement, settings: DockerSettings) -> str:
-        """The name of a running container that shows just what this confinement names."""
+        """Return the name of a running container that shows exactly what the confinement names."""
         async with self._making:
             walls_of = self._walls(confinement)
             name = f"{self.settings.prefix}-{_slug(key)}-{_short_hash([key, *walls_of])}"
@@ -140,7 +145,10 @@ class Containers:
             return name
 
     async def prune(self) -> list[str]:
-        """Remove what has rested too long or is too old, and give the names. What runs a command was used just now."""
+        """Remove containers that are idle too long or too old, and return their names.
+
+        Use is recorded when a command starts, not while it runs.
+        """
         now, used = self.clock.now(), self._uses()
         removed: list[str] = []
         listing = await self.engine.must(
@@ -160,25 +168,29 @@ class Containers:
         return removed
 
     def _made(self, label: str) -> tuple[int, timedelta, timedelta]:
-        """When a container was made, and after what rest and at what age whoever has it lets it go."""
+        """Parse the creation time, maximum idle time and maximum age from a label."""
         created_ms, idle_hours, age_days, *_ = (*label.split("/"), "", "")
         idle = min(self.settings.idle_hours, float(idle_hours or self.settings.idle_hours))
         age = min(self.settings.age_days, float(age_days or self.settings.age_days))
         return int(created_ms or 0), timedelta(hours=idle), timedelta(days=age)
 
     def end_in(self, name: str, mark: str) -> None:
-        """End everything that bears this mark, in a container that goes on."""
+        """Kill every process with this marker in a container that keeps running."""
         words = ("exec", "--user", "0", name, "/bin/sh", "-c", _KILL, mark)
         task = asyncio.get_running_loop().create_task(self.engine.ask(*words))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
     async def settle(self) -> None:
-        """Until whatever was ended has ended. For the house before it closes."""
+        """Wait until all kills are done. Called before the server stops."""
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def checked_binds(self, confinement: Confinement) -> list[mounts.Bind]:
-        """An engine cannot cover a part of what it shows. So nothing is shown that has something hidden in it."""
+        """Check the folders to mount.
+
+        An engine cannot hide a part of a mounted folder, so a folder with hidden content is
+        refused.
+        """
         keys = [self.user_home / name for name in KEYS_IN_HOME] if self.user_home is not None else []
         hidden = [*self.state, *(Path(os.path.realpath(key)) for key in keys)]
         binds = mounts.checked_binds(confinement, state=self.state, homes=self.homes, covered=hidden)
@@ -224,8 +236,8 @@ class Containers:
         return _mount(path, Path(target), writable=mode != "ro")
 
     def _options(self, limits: Limits, settings: DockerSettings) -> list[str]:
-        """Everything that makes a container a small, closed room. None of it is a setting that can be left out."""
-        user = f"{os.getuid()}:{os.getgid()}"  # whose the workspace is; without capabilities, even 0 is nobody much
+        """Return the isolation options. None of them is configurable."""
+        user = f"{os.getuid()}:{os.getgid()}"  # owner of the workspace; uid 0 has no capabilities here
         scratch = f"rw,nosuid,nodev,size={limits.disk_bytes}"
         return [
             "--read-only",
@@ -362,7 +374,9 @@ class Container:
             os.close(variables)
 
         def end() -> None:
-            """The client's end is not the command's: that is ended where it runs."""
+            """Kill the client and the command. Killing the client alone does not end the command in
+            the container.
+            """
             _kill_group(spawned.popen.pid)
             self._containers.end_in(name, mark)
 
@@ -378,13 +392,15 @@ class Container:
 
 
 def client_environment() -> dict[str, str]:
-    """What the engine's own command needs of ours to find the engine; it runs outside, so nothing of the command's."""
+    """Return the variables that the engine's client needs. It runs outside, so the command adds
+    none.
+    """
     kept = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "XDG_RUNTIME_DIR")
     return {name: os.environ[name] for name in kept if name in os.environ}
 
 
 def _variables(confinement: Confinement, mark: str) -> int:
-    """The environment, by a descriptor: arguments are read by whoever lists processes."""
+    """Return a descriptor with the environment, because process lists show arguments."""
     said = mounts.environment_of(confinement)
     if any("\n" in value or "\r" in value for value in said.values()):
         raise SandboxFailed(

@@ -1,7 +1,7 @@
-"""Commands run bare, by the owner's named choice: with limits and an environment of their own, and without walls.
+"""Runs commands on the host without a sandbox, by the owner's explicit choice.
 
-They see what the house sees, its own secrets among it. What is here is tidiness: a group that ends as a whole, bounds
-on what one process takes, and nothing of our environment.
+They see what the server sees, including its secrets. They still get their own process group, limits
+per process and a separate environment.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from retinue.sandbox.mounts import environment_of
 from retinue.sandbox.resource_monitor import Watch, descendants
 
 MARK = "RETINUE_COMMAND"
-"""A variable that tells whose a process is that has left its group."""
+"""Environment variable that identifies processes of a command that left its process group."""
 ENDINGS_MAX = 5
 _NUMBERS = itertools.count(1)
 
 
 class Host:
+    """Runs commands on the host."""
+
     name = "off"
 
     def __init__(self) -> None:
@@ -60,8 +62,10 @@ class Host:
         return Process(spawned, limits=confinement.limits, end=lambda: _end(pid, mark), terminal=pty, excess=watch)
 
     def _limited(self, limits: Limits) -> list[str]:
-        """Limits of one process, set before it begins. How many there are, and what they take together, is watched:
-        what the kernel counts for a user counts everyone's.
+        """Return a prlimit command for limits per process, set before it starts.
+
+        The number of processes and their total memory are monitored instead, because the kernel
+        counts those per user.
         """
         if self._prlimit is None:
             return []
@@ -77,7 +81,10 @@ class Host:
 
 
 def _end(pid: int, mark: str) -> None:
-    """The group, what came of it, and what has left it but still bears its mark; until nothing new is found."""
+    """Kill the process group, its descendants, and processes outside of it that have the marker.
+
+    Repeats until no new process is found.
+    """
     for _ in range(ENDINGS_MAX):
         found = set(descendants(pid)) - {pid} | _marked(mark, pid) if sys.platform == "linux" else set[int]()
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -92,7 +99,9 @@ def _end(pid: int, mark: str) -> None:
 
 
 def _marked(mark: str, first: int) -> set[int]:
-    """Those that bear the mark. Whatever the command began has a higher number, unless the numbers began anew."""
+    """Return the processes with the marker. Only pids above the command's are checked, unless pids
+    wrapped.
+    """
     wanted = f"{MARK}={mark}".encode()
     latest = int(Path("/proc/loadavg").read_text().rsplit(maxsplit=1)[1])
     pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}

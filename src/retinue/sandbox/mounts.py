@@ -1,4 +1,4 @@
-"""What a confined command sees of this machine: pure but for looking at paths. The launcher's arguments come of it."""
+"""Computes the mounts and environment of a confined command. Pure, except that it reads paths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHM_BYTES_MAX = 64 * 1024 * 1024
 COVER_BYTES = 4096
 
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-# Small, public, and asked for by programs of every kind. Nothing else of /etc is seen.
+# Small public files that many programs need. Nothing else of /etc is visible.
 _ETC = (
     "alternatives",
     "ld.so.cache",
@@ -48,7 +48,7 @@ _WRITTEN = {
     "resolv.conf": "",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
-# Never to be shared with a command, whoever grants it: the machine itself, and what commands it.
+# Never shared with a command, whatever is granted: the machine and what controls it.
 _NEVER = (
     "/",
     "/proc",
@@ -64,23 +64,23 @@ _NEVER = (
     "/var/lib",
     "/tmp",
 )
-_RULING = ("/proc", "/sys", "/dev", "/run")  # in /run are the sockets of whatever runs this machine
+_RULING = ("/proc", "/sys", "/dev", "/run")  # /run contains the sockets of system services
 _SOCKETS = ("docker.sock", "podman.sock", "containerd.sock", "crio.sock")
 
 
 class Bind(Struct, frozen=True):
-    """One folder or file that a command sees, at the place it has outside."""
+    """One folder or file that a command sees, at the same path as outside."""
 
     path: Path
     writable: bool = False
-    protected: bool = False  # lies in a writable folder, and keeps its place there; if not writable, its content too
+    protected: bool = False  # inside a writable folder: cannot be renamed; read-only content unless writable
 
 
 def build_etc(folder: Path, inside: Path) -> None:
-    """Make the /etc of all sandboxes, when the server starts: copies of public files, and nothing private.
+    """Build the /etc of all sandboxes when the server starts, from copies of public files.
 
-    If nothing has changed, the one of the last start stays. Of a folder only the place is made, where
-    `system_arguments` mounts it: certificates alone are hundreds of links, and copying them took a tenth of a second.
+    An unchanged one from the last start is kept. Folders are only created here and mounted by
+    `build_system_arguments`: certificates alone are hundreds of links, and copying them took 0.1 s.
     """
     made_of = folder.with_suffix(".made-of")
     mounted = _etc_folders()
@@ -89,7 +89,7 @@ def build_etc(folder: Path, inside: Path) -> None:
     written = {**_WRITTEN, "retinue/inside.py": inside.read_text()}
     if folder.is_dir() and made_of.is_file() and made_of.read_text() == _told(sources, written, _look(folder)):
         return
-    made_of.unlink(missing_ok=True)  # what is made only by half is never taken for whole
+    made_of.unlink(missing_ok=True)  # so that a partial build never counts as complete
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True, mode=0o755)
@@ -108,8 +108,10 @@ def _told(*facts: object) -> str:
 
 
 def _look(path: Path | os.DirEntry[str]) -> object:
-    """Changes when a file does, or when an entry of a folder is added or removed. A link in a folder needs no look: to
-    change it, one has to replace it."""
+    """Return a value that changes when a file changes, or when a folder entry is added or removed.
+
+    Links inside a folder are skipped, because changing a link means replacing it.
+    """
     if isinstance(path, Path) and path.is_symlink():
         return os.readlink(path)
     if not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
@@ -125,13 +127,13 @@ def _stamp(path: Path | os.DirEntry[str]) -> list[object]:
 
 
 def _etc_folders() -> list[Path]:
-    """The folders of /etc that commands see as they are."""
+    """Return the folders of /etc that are mounted unchanged."""
     paths = [Path("/etc", name) for name in _ETC]
     return [path for path in paths if path.is_dir() and not path.is_symlink() and os.access(path, os.R_OK | os.X_OK)]
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a link, or a file that can be read, for everyone to read."""
+    """Copy a link, or a readable file with world-readable permissions."""
     if not source.is_symlink() and not (source.is_file() and os.access(source, os.R_OK)):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +145,9 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def system_arguments(etc: Path, *, python_prefix: Path | None = None) -> list[str]:
-    """What every command sees: programs, libraries and a little of /etc, none of it to be changed."""
+    """Return the arguments for what every command sees: programs, libraries and parts of /etc,
+    read-only.
+    """
     arguments = ["--ro-bind", "/usr", "/usr", "--ro-bind", str(etc), "/etc"]
     for folder in _etc_folders():
         if (etc / folder.relative_to("/etc")).is_dir():
@@ -156,14 +160,14 @@ def system_arguments(etc: Path, *, python_prefix: Path | None = None) -> list[st
             arguments += ["--ro-bind", name, name]
     if python_prefix is not None and not python_prefix.is_relative_to("/usr"):
         arguments += ["--ro-bind", str(python_prefix), str(python_prefix)]
-    # As root, only a read-only /proc keeps a command from the settings of the kernel: the launcher leaves them open.
+    # For root, only a read-only /proc protects kernel settings: the launcher leaves them writable.
     return [*arguments, "--proc", "/proc", "--remount-ro", "/proc"]
 
 
 def scratch_arguments(disk_bytes: int, binds: Iterable[Bind]) -> list[str]:
-    """Devices that hold nothing, and folders that are gone with the command."""
+    """Return the arguments for devices and temporary folders, which are deleted with the command."""
     shm_bytes = min(disk_bytes, SHM_BYTES_MAX)
-    beside = any(bind.path.is_relative_to("/var/tmp") for bind in binds)  # what is shown there needs a folder, no link
+    beside = any(bind.path.is_relative_to("/var/tmp") for bind in binds)  # a mount below it needs a folder, not a link
     return [
         *("--dev", "/dev", "--size", str(shm_bytes), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *("--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/tmp"),
@@ -173,7 +177,7 @@ def scratch_arguments(disk_bytes: int, binds: Iterable[Bind]) -> list[str]:
 
 
 def check_beginning(folder: Path, binds: Iterable[Bind]) -> None:
-    """Raises where a command cannot begin there: it is not shown to it, or is not there."""
+    """Raise if a command cannot start in a folder: it is not mounted or does not exist."""
     if folder == Path("/tmp"):
         return
     if not any(folder.is_relative_to(bind.path) for bind in binds):
@@ -183,10 +187,11 @@ def check_beginning(folder: Path, binds: Iterable[Bind]) -> None:
 
 
 def folder_arguments(binds: Sequence[Bind], covered: Iterable[Path]) -> list[str]:
-    """Folders from the outside in, so that a deeper one stands over what a wider one shows, or what covers it.
+    """Return the mount arguments, outer folders first, so that an inner mount hides what an outer
+    one shows.
 
-    In a writable folder, those on the way to what is covered are bound to themselves: a command could otherwise give
-    one of them another name, and the next command would find what it hid.
+    In a writable folder, the folders on the way to a hidden path are bound to themselves. Otherwise
+    a command could rename one of them, and the next command would see the hidden path.
     """
     mounts: dict[Path, list[str]] = {}
     shown = {bind.path for bind in binds}
@@ -213,16 +218,16 @@ def _cover(path: Path) -> list[str]:
 def checked_binds(
     confinement: Confinement, *, state: Sequence[Path], homes: Sequence[Path], covered: Sequence[Path]
 ) -> list[Bind]:
-    """The folders of a confinement, or why they cannot be had.
+    """Return the mounts of a confinement. Raises `SandboxFailed` if one is not allowed.
 
-    Of the house's own `state` only what is in `homes` can be shared. A path that leads elsewhere by a link is refused:
-    what it leads to may be changed between our look at it and the launcher's.
+    A path in `private_paths` can be shared only below `shareable_parents`. A path through a link is
+    refused, because the link could change between our check and the launcher's mount.
     """
     found: dict[Path, Bind] = {}
     for writable, paths in ((False, confinement.readable), (True, confinement.writable)):
         for path in paths:
             check_path(path, state=state, homes=homes)
-            if path.exists():  # what was granted may have gone since, and then there is nothing to show
+            if path.exists():  # a granted path may have been deleted since
                 found[path] = Bind(path, writable)
     if len(found) > BINDS_MAX:
         raise refused(f"{len(found)} folders", f"a command can be given at most {BINDS_MAX}", "grant wider folders")
@@ -234,7 +239,7 @@ def checked_binds(
         if is_guardable(path):
             check_path(path, state=state, homes=homes)
             found[path] = Bind(path, protected=True)
-        # Those on the way are bound to themselves: one with another name would leave its place to something else.
+        # Folders on the way are bound to themselves, so that they cannot be renamed and replaced.
         for part in path.relative_to(min(within)).parents[:-1]:
             on_the_way = min(within) / part
             known = found.get(on_the_way)
@@ -244,14 +249,15 @@ def checked_binds(
 
 
 def is_guardable(path: Path) -> bool:
-    """Whether it can be shown read-only: it is there, and is itself what is there."""
+    """Return whether a path can be mounted read-only: it exists and is not a link."""
     return os.path.realpath(path) == str(path) and (path.is_dir() or path.is_file())
 
 
 def _is_shown_by(bind: Bind, others: Iterable[Bind], covered: Sequence[Path]) -> bool:
-    """Whether a folder around it shows it already, and nothing between them is covered.
+    """Return whether an outer mount already shows it, with nothing hidden in between.
 
-    One in a writable folder must be shown by that: who writes there could put something else in its place.
+    A mount inside a writable folder must come from that folder's mount, because its content can
+    change.
     """
     return any(
         other is not bind
@@ -263,7 +269,7 @@ def _is_shown_by(bind: Bind, others: Iterable[Bind], covered: Sequence[Path]) ->
 
 
 def check_path(path: Path, *, state: Sequence[Path], homes: Sequence[Path]) -> None:
-    """Raises where no command may see it, whoever grants it."""
+    """Raise if no command may see a path, whatever is granted."""
     text = str(path)
     if not path.is_absolute() or "\0" in text or ".." in path.parts:
         raise refused(text, "it is no absolute path", "name the folder from / on")
@@ -288,7 +294,7 @@ def refused(what: str, because: str, try_this: str) -> SandboxFailed:
 
 
 def environment_of(confinement: Confinement, *, proxy: str = "") -> Mapping[str, str]:
-    """All that a command is told. What it needs to run at all is added where it is not said."""
+    """Return the complete environment of a command, with defaults for what it needs to run."""
     needed = {
         "PATH": PATH,
         "HOME": "/tmp",

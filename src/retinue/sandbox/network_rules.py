@@ -1,4 +1,4 @@
-"""Which hosts one command may reach: pure, and one for each command."""
+"""The hosts that one command may reach. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ WEB_PORTS = frozenset({80, 443})
 
 
 class Pattern(Struct, frozen=True):
-    """`HOST`, `*.HOST` or `HOST:PORT`, made plain."""
+    """A parsed `HOST`, `*.HOST` or `HOST:PORT`."""
 
     name: str
-    below: bool = False  # hosts below that name, not the name itself
+    below: bool = False  # matches subdomains, not the name itself
     port: int | None = None
 
     def fits(self, host: str, port: int) -> bool:
@@ -28,7 +28,7 @@ class Pattern(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What a network of rules comes to: hosts by name first, and then each address that a name turned out to have."""
+    """The network rules of a command: first by host name, then by each resolved address."""
 
     allowed: tuple[Pattern, ...]
     private: frozenset[str] = frozenset()
@@ -41,7 +41,7 @@ class Reach:
         return cls(_patterns(network.hosts), private, tuple((p, h) for p, h in injected if p.name))
 
     def refusal(self, host: str, port: int) -> str:
-        """Why a host is not to be reached, by its name; empty where its addresses decide. `host` is plain."""
+        """Return why a host may not be reached by name, or an empty string. `host` is normalized."""
         if not host:
             return "it is no host name"
         if not any(pattern.fits(host, port) for pattern in self.allowed):
@@ -49,12 +49,12 @@ class Reach:
         return "" if host in self.private else refused_host(host)
 
     def refusal_of_address(self, host: str, address: str) -> str:
-        """Why an address that a host has is not to be connected to."""
+        """Return why a resolved address of a host may not be connected to, or an empty string."""
         because = refused(address)
         return "" if because and host in self.private and is_lan(address) else because
 
     def headers_for(self, host: str, port: int) -> Mapping[str, str]:
-        """What is put into a request to it. Later rules win."""
+        """Return the headers to add to a request. Later rules win."""
         found: dict[str, str] = {}
         for pattern, headers in self.injected:
             if pattern.fits(host, port):
@@ -67,7 +67,7 @@ def _patterns(hosts: Iterable[str]) -> tuple[Pattern, ...]:
 
 
 def _pattern(text: str) -> Pattern:
-    """One that fits nothing where the text is no rule: what cannot be understood allows nothing."""
+    """Parse a pattern. An invalid one matches nothing."""
     name, port = split_port(text)
     below = name.startswith("*.")
     plain = plain_host(name.removeprefix("*."))
@@ -77,7 +77,9 @@ def _pattern(text: str) -> Pattern:
 
 
 def covered(asked: Iterable[str], allowed: Iterable[str]) -> tuple[str, ...]:
-    """Those that are asked for and allowed. A wider pattern than any that is allowed is not."""
+    """Return the requested patterns that are allowed. A pattern wider than every allowed one is
+    not.
+    """
     known = _patterns(allowed)
     return tuple(text for text in asked if _is_within(_pattern(text), known))
 

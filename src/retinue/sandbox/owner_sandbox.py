@@ -1,5 +1,7 @@
-"""Where programs of the owner's run: hooks, and what speaks or listens for the house. Behind the same walls as what
-agents run, and with a few folders of the house's own that agents do not see."""
+"""The sandbox for the owner's own programs: hooks and speech programs.
+
+It isolates like the sandbox for agents, with access to a few folders that agents do not see.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from retinue.sandbox.bubblewrap import Bubblewrap
 from retinue.sandbox.host import Host
 
 HOMES = ("hooks", "hooks-data", "speech")
-"""Folders in the home of which such a program may see what lies below."""
+"""Folders of the data directory below which the owner's programs may see files."""
 
 
 class OwnersSandbox:
-    """The sandbox as the settings have it at this moment."""
+    """Returns the sandbox of the current settings."""
 
     def __init__(self, settings: Callable[[], SandboxSettings], *, home: Path, user_home: Path) -> None:
         self._settings = settings
@@ -29,7 +31,7 @@ class OwnersSandbox:
         )
 
     async def __call__(self) -> Sandbox:
-        """Raises `SandboxFailed` where there is none that holds: then nothing is run bare in its place."""
+        """Raises `SandboxFailed` if no sandbox works. A program never runs unconfined instead."""
         match self._settings().kind:
             case SandboxKind.OFF:
                 return self._host

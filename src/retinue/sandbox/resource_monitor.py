@@ -1,4 +1,6 @@
-"""How much a command takes, it and all it has begun: looked at from outside, where the kernel sets no bound."""
+"""Measures the memory and processes of a command and its descendants, where the kernel sets no
+limit.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,16 @@ _PROC = Path("/proc")
 
 
 class Watch:
-    """Says what a tree of processes takes too much of; empty while it keeps within its limits.
+    """Reports which limit a process tree exceeds; empty while it is within its limits.
 
-    Resident memory counts shared pages once for each who shares them, and is cheap to read. Only where that sum is too
-    much is the fair share of each asked for, which is not.
+    Resident memory counts shared pages once per process and is cheap to read. Only if that sum is
+    too high is the proportional share (PSS) read, which is expensive.
     """
 
     def __init__(self, root: int, limits: Limits, *, itself: int = 0) -> None:
         self._root = root
         self._limits = limits
-        self._itself = itself  # processes of the launcher, which count for nobody
+        self._itself = itself  # launcher processes, which are not counted
 
     def excess(self) -> str:
         processes = list(_tree(self._root))
@@ -39,7 +41,7 @@ class Watch:
 
 
 def descendants(root: int) -> list[int]:
-    """A process and all it has begun that is still its own."""
+    """Return a process and its descendants that were not reparented."""
     return list(_tree(root))
 
 
@@ -58,7 +60,7 @@ def _children(pid: int) -> list[int]:
     try:
         for task in (_PROC / str(pid) / "task").iterdir():
             found += map(int, (task / "children").read_text().split())
-    except OSError:  # it has ended meanwhile
+    except OSError:  # it ended meanwhile
         pass
     return found
 
@@ -78,7 +80,9 @@ def _resident(pid: int) -> int:
 
 
 def _share(pid: int) -> int:
-    """Where it cannot be read, what is resident: rather too much than too little."""
+    """Return the proportional memory. If unreadable, return the resident memory, which is never
+    lower.
+    """
     try:
         for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -1,8 +1,9 @@
-"""Runs inside a sandbox that has a network: opens the proxy's door there, hands it out, and becomes the command.
+"""Runs inside a sandbox with a network: passes the proxy's listening socket out, then execs the
+command.
 
-A listening socket belongs to the network it was made in, whoever holds it. So the house accepts from it what the
-command says to 127.0.0.1, and nothing of ours stays inside. It must start fast: only modules that are part of the
-interpreter.
+A listening socket belongs to the network namespace in which it was created. So the server accepts
+connections that the command makes to 127.0.0.1, and no process of ours stays inside. It must start
+fast, so it imports only built-in modules.
 """
 
 import _signal  # pyright: ignore[reportMissingImports]
@@ -27,13 +28,13 @@ def main(door: int, port: int, argv: list[str]) -> int:
         return NOT_BEGUN
     house.close()
     listener.close()
-    for number in (SIGPIPE, SIGXFSZ):  # Python ignores both; commands expect not to
+    for number in (SIGPIPE, SIGXFSZ):  # Python ignores both; commands expect the default
         _signal.signal(number, _DEFAULT)  # pyright: ignore[reportUnknownMemberType]
     return become(argv)
 
 
 def become(argv: list[str]) -> int:
-    """Never returns where the command is found."""
+    """Replace this process by the command. Returns only if the command cannot be executed."""
     folders = [""] if "/" in argv[0] else posix.environ.get(b"PATH", b"/usr/bin:/bin").decode().split(":")
     because = "No such file or directory"
     for folder in folders:

@@ -1,9 +1,12 @@
-"""The one way out of a sandbox: checks host and port, resolves names itself, and connects to the address it checked.
+"""The only network access of a sandbox: checks host and port, resolves names, connects to the
+checked address.
 
-One proxy for each command, on a socket that only its sandbox can reach: two commands never share a rule. Of a tunnel
-(CONNECT) it sees the name that is asked for in the clear, and holds it against the rule; what goes through it is the
-command's own. A plain request is read, put right and sent on: one to port 443 goes on by TLS, so that a header can be
-added to it without a secret ever crossing a network in the clear.
+Each command has its own proxy, on a socket that only its sandbox can reach, so commands never share
+rules. For a tunnel (CONNECT) to port 443, the server name in the TLS ClientHello must match the
+requested host. The tunnel's content is not read.
+
+A plain request is parsed, normalized and forwarded. One to port 443 is forwarded with TLS, so that
+a header with a secret can be added without sending it in clear text.
 """
 
 from __future__ import annotations
@@ -32,24 +35,24 @@ ADDRESSES_MAX = 8
 HEAD_WAIT_S = 15.0
 CONNECT_WAIT_S = 15.0
 SILENCE_S = 300.0
-TRANSFER_BYTES_MAX = 4 * 1024 * 1024 * 1024  # of one command, both ways
+TRANSFER_BYTES_MAX = 4 * 1024 * 1024 * 1024  # per command, both directions
 TLS_PORT = 443
 
 _REQUEST = re.compile(r"([A-Z]{1,20}) (\S{1,8192}) HTTP/1\.[01]")
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}):[ \t]*([^\r\n\0]*?)[ \t]*")
 _URL = re.compile(r"http://([^/?#@\s]+)([/?#]\S*)?", re.IGNORECASE)
-# Between us and the command; what it says of its connection is not said of ours.
+# Hop-by-hop headers apply only to the connection between the command and this proxy.
 _OF_THE_HOP = frozenset(
     {"connection", "proxy-connection", "keep-alive", "proxy-authorization", "te", "trailer", "upgrade", "host"}
 )
 _REASONS = {400: "Bad Request", 403: "Forbidden", 502: "Bad Gateway", 504: "Gateway Timeout"}
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a host."""
+"""Returns the addresses of a host."""
 
 
 class Refused(Exception):
-    """What the command is told instead of what it asked for."""
+    """A request that is refused. The command receives the status and the reason."""
 
     def __init__(self, status: int, because: str) -> None:
         super().__init__(because)
@@ -58,7 +61,7 @@ class Refused(Exception):
 
 
 class Asked(Struct, frozen=True):
-    """A request, understood: where to, and what to say there."""
+    """A parsed request."""
 
     method: str
     host: str
@@ -72,13 +75,13 @@ class Asked(Struct, frozen=True):
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """By the system, outside of every sandbox."""
+    """Resolve a host with the system resolver, outside of every sandbox."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return tuple(dict.fromkeys(str(each[4][0]) for each in found))
 
 
 class Proxy:
-    """Serves one command, from the socket it was handed, until it is closed."""
+    """Serves one command on its listening socket until closed."""
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class Proxy:
             task.cancel()
 
     async def closed(self) -> None:
-        """Until nothing of it is left."""
+        """Close, and wait until all connections have ended."""
         self.close()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
@@ -128,7 +131,7 @@ class Proxy:
         except Refused as refusal:
             await _say(writer, refusal)
         except (OSError, EOFError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # one of both sides has gone, or said nothing for too long
+            pass  # a side disconnected or was silent for too long
         finally:
             writer.close()
             with contextlib.suppress(OSError, asyncio.CancelledError):
@@ -145,9 +148,9 @@ class Proxy:
             there[1].close()
 
     async def _first_words(self, asked: Asked, reader: asyncio.StreamReader) -> bytes:
-        """A tunnel to a web port begins with TLS, for the host that was asked for.
+        """Read the ClientHello of a tunnel to port 443 and check its server name.
 
-        Else one address that serves many names would be a way to all of them.
+        Otherwise one address that serves many names would give access to all of them.
         """
         if asked.port != TLS_PORT:
             return b""
@@ -184,7 +187,9 @@ class Proxy:
     async def _connect(
         self, host: str, port: int, *, tls: ssl.SSLContext | None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """To an address that was looked at, never to a name: a name may mean something else a moment later."""
+        """Connect to a checked address, never to a name, because a name may resolve differently a
+        moment later.
+        """
         if because := self._reach.refusal(host, port):
             raise Refused(403, f"{host or 'this'}:{port} is not to be reached: {because}")
         try:
@@ -241,7 +246,7 @@ class Proxy:
             sink.write_eof()
 
     async def _send_body(self, framed: int | None, reader: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Just the body of this one request: what came after it would be another, that nobody has looked at."""
+        """Send the body of this request only. Data after it would be another, unchecked request."""
         if framed is None:
             await self._send_chunks(reader, sink)
             return
@@ -258,7 +263,7 @@ class Proxy:
             await _soon(sink.drain())
 
     async def _send_chunks(self, reader: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        """Chunks are written anew, without extensions and trailers."""
+        """Rewrite chunks without extensions and trailers."""
         while True:
             line = await _soon(reader.readuntil(b"\r\n"))
             digits = line[:-2].partition(b";")[0].strip()
@@ -286,7 +291,7 @@ async def _soon(what: Awaitable[bytes] | Awaitable[None]) -> bytes:
 
 
 async def read_request(reader: asyncio.StreamReader) -> Asked:
-    """The head of one request. What cannot be read in just one way is refused."""
+    """Parse the head of a request. An ambiguous one is refused."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n"))[:-4].decode("latin-1")
     except asyncio.LimitOverrunError:
@@ -314,7 +319,7 @@ async def read_request(reader: asyncio.StreamReader) -> Asked:
 
 
 def _framing(headers: Sequence[tuple[str, str]]) -> int | None:
-    """How long the body is; None where it comes in chunks. Two answers to that are none."""
+    """Return the body length, or None if it is chunked. Conflicting lengths are refused."""
     lengths = [value for name, value in headers if name.lower() == "content-length"]
     codings = [value.lower() for name, value in headers if name.lower() == "transfer-encoding"]
     if codings:
@@ -329,7 +334,7 @@ def _framing(headers: Sequence[tuple[str, str]]) -> int | None:
 
 
 def _head(asked: Asked, injected: Mapping[str, str]) -> bytes:
-    """One request for one connection: after its answer nothing more is said on it."""
+    """Build the head for one request per connection."""
     replaced = {name.lower() for name in injected}
     named = {
         name.strip().lower() for key, value in asked.headers if key.lower() == "connection" for name in value.split(",")
@@ -361,7 +366,7 @@ async def _say(writer: asyncio.StreamWriter, refusal: Refused) -> None:
 
 
 def server_name(hello: bytes) -> str:
-    """The host that a ClientHello asks for; empty where it names none or cannot be read."""
+    """Return the server name of a ClientHello; empty if it has none or cannot be parsed."""
     try:
         if hello[0] != 1:
             return ""

@@ -1,7 +1,7 @@
-"""Which sandbox a command runs in, and what it may touch there: settings and facts in, a choice with a because out.
+"""Chooses the sandbox and confinement of a command from settings and facts, with the reason. Pure.
 
-Pure. The stricter of what is configured and what is asked for wins. Whether a person is asked before a command leaves
-the sandbox is for `policy/tools/exec_placement` to say; here it is only said whether there is one.
+The stricter of the settings and the request wins. `policy/tools/exec_placement` decides whether a
+person must approve leaving the sandbox. This module only tells whether a sandbox is available.
 """
 
 from __future__ import annotations
@@ -21,30 +21,34 @@ from retinue.sandbox.base import MIB, Confinement, Limits, Network, Probe
 from retinue.sandbox.mounts import refused
 from retinue.sandbox.network_rules import covered
 
-NOWHERE = Path("/tmp")  # where a command begins that has nothing of the workspace
+NOWHERE = Path("/tmp")  # working directory without access to the workspace
 _STRICTEST_FIRST = (WorkspaceAccess.NONE, WorkspaceAccess.READ, WorkspaceAccess.WRITE)
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """Who runs a command, and where. `homes` is the folder of all agents' homes, `home` the agent's own in it."""
+    """Who runs a command, and where. `agents_directory` contains the agent directories of all
+    agents.
+    """
 
     agent: str
     session: str
     origin: OriginKind
-    owner: bool  # the run works for the owner
+    owner: bool  # whether the run works for the owner
     rights: Rights
     home: Path
     homes: Path
 
     @property
     def main(self) -> bool:
-        """Whether the owner sits before it. A channel is no such place: others may speak there."""
+        """Whether the owner uses the session directly. A channel does not count, because others can
+        write there.
+        """
         return self.owner and self.origin in (OriginKind.TERMINAL, OriginKind.WEB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a call asks for itself. It can only make less of what is configured."""
+    """The request of a call. It can only reduce what is configured."""
 
     folder: Path | None = None
     workspace: WorkspaceAccess | None = None
@@ -54,9 +58,11 @@ class Asked:
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """`kind` runs it, if `decision` allows; `key` says who shares a container with it.
+    """The sandbox `kind` for a command, if `decision` allows it. `key` identifies the shared
+    container.
 
-    Where the decision asks, `kind` is off: no sandbox works, and a person says whether it is to run bare.
+    If the decision is to ask, `kind` is off: no sandbox works, and a person decides about running
+    on the host.
     """
 
     kind: SandboxKind
@@ -68,7 +74,10 @@ class Choice(Struct, frozen=True, kw_only=True):
 def choose(
     settings: SandboxSettings, facts: Facts, probes: Mapping[SandboxKind, Probe], asked: Asked | None = None
 ) -> Choice:
-    """`probes` says which sandboxes were seen to hold. Raises `SandboxFailed` where a right names what is another's."""
+    """Choose a sandbox. `probes` are the test results of sandboxes.
+
+    Raises `SandboxFailed` if a permission names a path of another agent.
+    """
     kind, decision = _kind(settings, facts, probes)
     return Choice(
         kind=kind,
@@ -130,7 +139,7 @@ def confinement(settings: SandboxSettings, facts: Facts, asked: Asked) -> Confin
 
 
 def tightened(settings: SandboxSettings, facts: Facts, asked: Confinement) -> Confinement:
-    """What someone else has put together for a command, made no wider than the settings allow."""
+    """Reduce a confinement built elsewhere to what the settings allow."""
     for path in (*asked.writable, *asked.readable):
         _check_own(path, facts)
     workspace, limits = facts.rights.workspace, limits_of(settings.limits)

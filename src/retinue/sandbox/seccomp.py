@@ -1,9 +1,10 @@
-"""Which calls a confined command may not make of the kernel: a program for its filter, assembled by hand.
+"""The seccomp filter of confined commands, assembled as BPF by hand.
 
-A call that is refused fails as if it were not permitted, or not there: programs that have another way take it. What is
-refused is what reaches around the walls (mounts, namespaces, other processes), what has no walls (keys, tracing, kernel
-memory nobody accounts for), what types into a terminal, and modes with a setuid or setgid bit: files stay on the host
-after the command, where another user could run them with the rights of the server.
+A refused call fails with EPERM or ENOSYS, so that programs can use an alternative. The filter
+refuses calls that bypass isolation (mounts, namespaces, other processes) and calls that namespaces
+do not isolate (keys, tracing, unaccounted kernel memory). It also refuses input injection into a
+terminal and modes with a setuid or setgid bit. Such files stay on the host after the command, where
+another user could run them with the server's rights.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ _X32 = 0x40000000
 _NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 _TERMINAL_REQUESTS = (0x5412, 0x541C)  # TIOCSTI types into a terminal, TIOCLINUX pastes into one
 _SETUID_OR_SETGID = 0o4000 | 0o2000
-_CREATES = 0o100 | 0o20000000  # O_CREAT, __O_TMPFILE: without one of them, open ignores its mode, which may be garbage
-_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink: a virtual machine's vsock is in no network namespace
+_CREATES = 0o100 | 0o20000000  # O_CREAT, __O_TMPFILE: without either, open ignores its mode, which may be garbage
+_FAMILIES = (1, 2, 10, 16)  # unix, inet, inet6, netlink: vsock of a virtual machine is in no network namespace
 
 
 class Machine(Struct, frozen=True):
-    """What a kernel calls its calls, and itself."""
+    """The system call numbers of an architecture."""
 
     architecture: int
     number: Mapping[str, int]
     has_x32: bool = False
 
 
-_ALIKE = {  # since Linux 5 the same everywhere
+_ALIKE = {  # since Linux 5 the same on all architectures
     "pidfd_send_signal": 424,
     "io_uring_setup": 425,
     "io_uring_enter": 426,
@@ -168,8 +169,8 @@ MACHINES: Mapping[str, Machine] = {
     ),
 }
 
-# Which argument is the mode; ARM64 has those that end in "at" alone, and fchmod. mkdir is not among them: the kernel
-# leaves these bits out of its mode, and `cp -r` gives them to it for every folder that has inherited one.
+# Index of the mode argument. ARM64 has only fchmod and the names that end in "at". mkdir is missing on purpose: the
+# kernel drops these bits from its mode, and `cp -r` passes them for every folder that inherited one.
 _MODE_AT = {
     "chmod": 1,
     "fchmod": 1,
@@ -179,25 +180,25 @@ _MODE_AT = {
     "mknod": 1,
     "mknodat": 2,
 }
-_FLAGS_AT = {"open": 1, "openat": 2}  # the mode follows the flags
-# Judged by their arguments, below.
+_FLAGS_AT = {"open": 1, "openat": 2}  # the mode argument follows the flags
+# Checked by their arguments, below.
 _JUDGED = frozenset({"ioctl", "clone", "socket", "socketpair", *_MODE_AT, *_FLAGS_AT})
-_ALLOWED = frozenset({"pidfd_send_signal"})  # named only to be seen as looked at: signals stay in the pid namespace
-# glibc takes `clone` where `clone3`, whose flags no filter can read, is not there, and programs take `openat` where
-# `openat2` is not, for the same reason; and memory that is in nobody's account has other forms: a file in /dev/shm,
-# whose size is limited.
+_ALLOWED = frozenset({"pidfd_send_signal"})  # listed to show that it was reviewed: signals stay in the pid namespace
+# Reported as missing so that programs fall back. No filter can read the flags of `clone3` and `openat2`; glibc falls
+# back to `clone`, and programs to `openat`. Unaccounted memory has an alternative: a file in /dev/shm, whose size is
+# limited.
 _NOT_THERE = frozenset({"clone3", "openat2", "memfd_create", "memfd_secret", "shmget", "msgget", "io_uring_setup"})
 
 
 def program(machine: str | None = None) -> bytes | None:
-    """The filter for this machine, or for the one named; None where we know no numbers of its calls."""
+    """Return the filter for this or the named machine, or None if its call numbers are unknown."""
     known = MACHINES.get(machine or platform.machine())
     if known is None:
         return None
     code = [
         _op(_LOAD, _ARCHITECTURE),
         _op(_JUMP_EQUAL, known.architecture, 1, 0),
-        _op(_RETURN, _KILL),  # calls of another architecture have other numbers
+        _op(_RETURN, _KILL),  # another architecture has other call numbers
         _op(_LOAD, _NUMBER),
     ]
     if known.has_x32:
@@ -222,12 +223,14 @@ def program(machine: str | None = None) -> bytes | None:
 
 
 def _when(number: int, judged: list[bytes]) -> list[bytes]:
-    """Judge one call by an argument. The judgement loads the argument over the number, and returns either way."""
+    """Check one call by an argument. The check overwrites the loaded number, and returns in every
+    case.
+    """
     return [_op(_JUMP_EQUAL, number, 0, len(judged)), *judged]
 
 
 def _argument(index: int) -> bytes:
-    """The low half: of a request, a family, a mode and the flags of clone and open, the kernel reads no more."""
+    """Load the low 32 bits of an argument. The kernel reads no more of the arguments checked here."""
     return _op(_LOAD, _ARGUMENTS + 8 * index)
 
 

@@ -1,7 +1,8 @@
-"""Secrets that commands may use: which rule gives one to whom, and the reading of it at the last moment.
+"""Selects the secrets a command may use, and reads them directly before it starts.
 
-A rule with a header gives it to the proxy, and the command never sees it. A rule with a variable gives it to the
-command itself, which can then read it: it is masked where it leaves the house, but no longer hidden from the command.
+A rule with a header gives the secret to the proxy, and the command never sees it. A rule with a
+variable gives it to the command, which can read it. It is still redacted where it leaves the
+server.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from retinue.sandbox.network_rules import covered
 
 
 class Given(Struct, frozen=True):
-    """A rule that applies to one command. `hosts` are those of its hosts that this command may reach at all."""
+    """A rule that applies to one command. `hosts` are the rule's hosts that this command may reach."""
 
     name: str
     rule: SecretRule
@@ -27,7 +28,9 @@ class Given(Struct, frozen=True):
 
 
 def applicable(settings: SandboxSettings, agent: str, program: Path, confinement: Confinement) -> tuple[Given, ...]:
-    """Which secrets a command gets. `program` is the real path of what runs; a name alone could be anyone's."""
+    """Return the secrets for a command. `program` is its real path, because a bare name could be
+    any program.
+    """
     return tuple(_applicable(settings, agent, program, confinement))
 
 
@@ -43,7 +46,7 @@ def _applicable(settings: SandboxSettings, agent: str, program: Path, confinemen
 
 
 def with_secrets(confinement: Confinement, given: tuple[Given, ...], environment: Mapping[str, str]) -> Confinement:
-    """The confinement with the secrets in it, read now. Raises where one is missing: no command runs without it."""
+    """Return the confinement with the secrets, read now. Raises if a secret is missing."""
     injected: dict[str, dict[str, str]] = {}
     told: dict[str, str] = {}
     for each in given:

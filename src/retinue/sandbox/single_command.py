@@ -1,7 +1,7 @@
-"""One command of the owner's, from its first word to its last: given something to read, heard out, and ended.
+"""Runs one command of the owner to its end: writes its input, reads its output.
 
-For what the house itself has done by a program that the settings name. An agent's own commands have more about them:
-see `tools/shell`.
+For programs that the server itself runs because the settings name them. Commands of agents are in
+`tools/shell`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from retinue.domain.errors import RetinueError
 from retinue.domain.structs import replace
 from retinue.sandbox.base import Child, Confinement, Sandbox
 
-LIMIT_SLACK_S = 5.0  # we end one that takes too long, and the sandbox where we could not
+LIMIT_SLACK_S = 5.0  # we end an overdue command; the sandbox does if we could not
 SHOWN_CHARS_MAX = 200
 
 
 class CommandFailed(RetinueError):
-    """A program that the settings name did not do what it was asked for."""
+    """A configured program failed."""
 
     code = "command.failed"
 
@@ -33,9 +33,10 @@ async def run(
     timeout_s: float,
     bytes_max: int,
 ) -> bytes:
-    """What it said, where it ended well. Raises `CommandFailed`, and `SandboxFailed` where it was not begun.
+    """Return the output of a successful command. Raises `CommandFailed`, or `SandboxFailed` if not
+    started.
 
-    In real seconds: a command takes the time it takes, whatever the house's clock shows.
+    The timeout is in real seconds, independent of the server's clock.
     """
     limits = replace(confinement.limits, seconds=timeout_s + LIMIT_SLACK_S, output_bytes=bytes_max + 1)
     child = await sandbox.start(argv, replace(confinement, limits=limits))
@@ -60,7 +61,7 @@ async def run(
 
 
 async def _give(child: Child, given: bytes) -> None:
-    """Who does not want to read it need not: that is no failure of theirs."""
+    """Write the input. A command that does not read it has not failed."""
     with contextlib.suppress(OSError, RetinueError):
         if given:
             await child.write(given)
