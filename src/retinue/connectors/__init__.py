@@ -1,1 +1,1 @@
-"""Doors to people outside the house."""
+"""Connectors: the code that connects platforms such as Telegram, email and IRC."""

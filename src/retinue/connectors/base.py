@@ -1,7 +1,8 @@
-"""Doors to people: what the code for one outside place promises the house, and what it is promised.
+"""The connector API: what the code for one platform implements, and what the server gives it.
 
-A connector hears and delivers, and owns nothing else. It cannot confirm what the house has not stored, since `accept`
-returns only then; and it sends nothing but what the outbox hands it, one parcel at a time.
+A connector receives and delivers messages, and owns nothing else. It cannot confirm a message that
+is not stored, because `accept` returns only after the commit. It sends only what the outbox gives
+it, one delivery part at a time.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from retinue.domain.envelope import NO_CONTEXT, Context, Receipt
 from retinue.domain.errors import RetinueError
 from retinue.domain.ports import Clock
 
-# --- what goes wrong ---
+# --- errors ---
 
 
 class FailureKind(StrEnum):
-    """Why an envelope did not reach its channel. Words of ours, so they may be shown to an agent."""
+    """Why an envelope did not reach its channel. The texts are fixed, so they may be shown to an
+    agent."""
 
-    INVALID_ADDRESS = "invalid-address"  # the place has no such room
-    INVALID_SENDER = "invalid-sender"  # the place will not have it from us
+    INVALID_ADDRESS = "invalid-address"  # the platform has no such channel
+    INVALID_SENDER = "invalid-sender"  # the platform refuses us as the sender
     NO_BINDING = "no-binding"
     ADAPTER_NOT_LOADED = "adapter-not-loaded"
     THROTTLED = "throttled"
@@ -41,9 +43,10 @@ class FailureKind(StrEnum):
 
 
 class DeliveryFailed(RetinueError):
-    """The place surely did not take the parcel, so sending it again cannot double it.
+    """The platform certainly did not accept the delivery part, so a retry cannot duplicate it.
 
-    `permanent` means that it never will; `retry_after_s` is how long the place asked us to wait.
+    `permanent` means that a retry cannot succeed. `retry_after_s` is the delay that the platform
+    requested.
     """
 
     code = "delivery.failed"
@@ -59,16 +62,17 @@ class DeliveryFailed(RetinueError):
         try_this: str = "",
     ) -> None:
         super().__init__(sentence, because=because, try_this=try_this)
-        self.kind = FailureKind(kind)  # a plug-in may be careless, and this word is shown to agents
+        self.kind = FailureKind(kind)  # validates a plugin's value, which is shown to agents
         self.permanent = permanent
         self.retry_after_s = retry_after_s
 
 
 class LineLost(RetinueError):
-    """The line to the place broke, or the place would not have us: raised by `listen`.
+    """The connection to the platform broke, or the platform refused the login. Raised by `listen`.
 
-    `retry_after_s` is how long the place asked us to wait. With `needs_owner` waiting does not help: a token was
-    revoked, a name is taken. The house then says so to its owner, and tries again seldom.
+    `retry_after_s` is the delay that the platform requested. With `needs_owner` waiting does not
+    help: a token was revoked, or a name is taken. The server then notifies its owner and retries
+    rarely.
     """
 
     code = "connector.line-lost"
@@ -88,42 +92,44 @@ class LineLost(RetinueError):
         self.needs_owner = needs_owner
 
 
-# --- what goes out ---
+# --- outbound ---
 
 
 class Delivery(Struct, frozen=True):
-    """A platform's proof that it took ours: the id it gave our message, or its word for yes. Never empty."""
+    """A platform's proof that it accepted a delivery part: the message id that it assigned, or its
+    acknowledgement. Never empty."""
 
     receipt: str
 
 
-# --- what comes in ---
+# --- inbound ---
 
 
 class Heard(StrEnum):
-    """What a connector heard."""
+    """The kind of event that a connector received."""
 
     MESSAGE = "message"
-    PRESS = "press"  # of a button: `text` is the data it bore, `quote` the message it stands under
-    REACTION = "reaction"  # `text` is the emoji, or empty where it was taken back; `quote` the message
-    MOVED = "moved"  # the room has a new name: `text` is the new one
+    PRESS = "press"  # of a button: `text` is the button's data, `quoted` the message that has the button
+    REACTION = "reaction"  # `text` is the emoji, or empty if it was removed; `quoted` is the message
+    MOVED = "moved"  # the channel has a new id: `text` is the new id
 
 
 class Speaker(Struct, frozen=True, kw_only=True):
-    """Whoever said it. `id` stays theirs for good; names may be changed by anyone, and prove nothing."""
+    """The platform user who sent a message. `id` never changes; names can be changed by anyone and
+    prove nothing."""
 
     id: str
     name: str = ""
     username: str = ""
-    is_program: bool = False  # another bot, or an answering machine: never answered, so that two never go on for ever
-    vouched: bool = True  # the place says that it is they; who is not vouched for is never linked to a person
+    is_program: bool = False  # another bot or an auto-responder: never answered, to prevent an endless exchange
+    vouched: bool = True  # the platform authenticated the sender; an unverified sender is never linked to a person
 
 
 NOBODY = Speaker(id="")
 
 
 class Quoted(Struct, frozen=True, kw_only=True):
-    """The message that another one answers, as the platform shows it."""
+    """The message that another message replies to, as the platform shows it."""
 
     message_id: str
     text: str = ""
@@ -132,7 +138,7 @@ class Quoted(Struct, frozen=True, kw_only=True):
 
 
 class OfferedFile(Struct, frozen=True, kw_only=True):
-    """A file as the place has it. It is fetched once somebody is let in, and never before."""
+    """A file that is still on the platform. It is fetched only after the sender was admitted."""
 
     name: str
     media_type: str
@@ -141,15 +147,18 @@ class OfferedFile(Struct, frozen=True, kw_only=True):
 
 
 class Incoming(Struct, frozen=True, kw_only=True):
-    """One message as a connector heard it. Which agent it is for is not the connector's to know, nor whether whoever
-    said it may talk.
+    """One message as a connector received it.
 
-    `message_id` is the platform's own and names this message within its room. `revision` names an edit of it, where the
-    platform marks edits; where it does not, the same id with other content is one.
+    The connector does not know which agent it is for, nor whether the sender may write.
 
-    `peer` is whoever the room is shared with, by an id that stays, where it is one person alone; empty where several
-    speak. `service` is what the place is called, such as `telegram`; empty: as its connector is. `parent` is the room
-    that this one is a topic of; `guild` and `team` are what the platform has above rooms.
+    `message_id` is assigned by the platform and identifies the message within its channel.
+    `revision` identifies an edit of it, if the platform marks edits. If it does not, the same id
+    with different content is an edit.
+
+    `peer` is the permanent id of the other person in a channel with one person. It is empty if
+    several people write there. `service` is the name of the platform, such as `telegram`. Empty
+    means the name of the connector. `parent` is the channel that this one is a topic of. `guild`
+    and `team` are the levels that the platform has above channels.
     """
 
     room: str
@@ -164,10 +173,11 @@ class Incoming(Struct, frozen=True, kw_only=True):
     team: str = ""
     attachments: tuple[Attachment, ...] = ()
     files: tuple[OfferedFile, ...] = ()
-    album: str = ""  # messages that the platform shows as one bear the same
+    album: str = ""  # the same for all messages that the platform shows as one
     quoted: Quoted | None = None
-    mentioned: bool = False  # it is said to us, whatever the room: by name, by a quote of ours, by a command to us
-    forwarded: bool = False  # somebody else said it, and the speaker brings it: nothing in it is their command
+    mentioned: bool = False  # addressed to us: by name, as a reply to our message, or as a command to us
+    # written by another person and forwarded by the sender: nothing in it is the sender's command
+    forwarded: bool = False
     said_at: datetime | None = None
     context: Context = NO_CONTEXT
     revision: str = ""
@@ -179,7 +189,7 @@ why in its log; confirm it too, or it comes for ever. It raises where the house 
 offer it again."""
 
 
-# --- the connector itself ---
+# --- the connector ---
 
 PATIENT_ATTEMPTS_MAX = 40
 """For a place out in the world, which may not be reached for a while. The waits between attempts grow to a minute, so
@@ -187,88 +197,108 @@ that a letter outlasts an outage of half an hour."""
 
 
 def attempts_of(connector: object) -> int | None:
-    """How often a connector has an envelope tried, where it has a word on that (`attempts_max`); None: as the house."""
+    """The connector's own maximum number of delivery attempts (`attempts_max`), or None for the
+    server's default."""
     own: int | None = getattr(connector, "attempts_max", None)
     return own
 
 
 def abilities_of(connector: object) -> Abilities | None:
-    """What its place can, where a connector says so (`abilities`); None: it takes every envelope whole."""
+    """The platform's capabilities if the connector declares them (`capabilities`). None: it accepts
+    every envelope unsplit."""
     own: Abilities | None = getattr(connector, "abilities", None)
     return own
 
 
 def by_number(connector: object | None) -> bool:
-    """Whether questions there are answered with numbers, for want of buttons."""
+    """Whether questions in its channels are answered with numbers, because the platform has no
+    buttons."""
     able = abilities_of(connector)
     return able is not None and not able.buttons
 
 
 class Connector(Protocol):
-    """Speaks with one outside place: knows its API and our parcels, nothing of agents.
+    """Connects one platform. Knows its API and delivery parts, and nothing about agents.
 
-    It may also have `abilities`, `attempts_max`, and the methods of `Edits`, `Reacts`, `Types`, `Answers` and `Checks`.
+    It may also have `capabilities`, `attempts_max`, and the methods of `SupportsPreview`,
+    `SupportsReactions`, `SupportsTyping`, `SupportsPressAnswers` and `SupportsCheck`.
     """
 
     @property
     def instance(self) -> str:
-        """Which of the house's connectors this is: the INSTANCE of `channel:INSTANCE:ROOM`."""
+        """The name of this connector: the CONNECTOR of `channel:CONNECTOR:CHANNEL`."""
         ...
 
     @property
     def repeats_safely(self) -> bool:
-        """Whether delivering a parcel twice has one effect, its key being how the place knows it."""
+        """Whether delivering a part twice has one effect, because the platform deduplicates by the
+        part's key."""
         ...
 
     async def listen(self, accept: Accept) -> None:
-        """Hand in what is said, each room in its order, until cancelled. Returning or raising means the line broke:
-        the house waits a little and calls again."""
+        """Pass received messages to `accept`, in order within each channel, until cancelled.
+
+        Returning or raising means that the connection broke. The server waits and calls again.
+        """
         ...
 
     async def deliver(self, parcel: Parcel) -> Delivery:
-        """Bring one parcel to the room its envelope names, and return once the place took it.
+        """Send one delivery part to its envelope's channel, and return once the platform accepted
+        it.
 
-        Raise `DeliveryFailed` only where the place surely did not take it. Anything else that comes out of here (a
-        timeout, a broken line, a bug) is understood as: nobody knows.
+        Raise `DeliveryFailed` only if the platform certainly did not accept it. Any other exception
+        (a timeout, a broken connection, a bug) means that the result is unknown.
         """
         ...
 
 
 @runtime_checkable
 class Edits(Protocol):
+    """A connector that can show an answer while it is being written."""
+
     async def preview(self, room: str, text: str, *, shown: str = "", quote: str = "") -> str:
-        """Show words that are still being written: as a new message, or in place of the one that is `shown`. Gives the
-        platform's id of it. Never a delivery: what is shown may be lost, and the answer itself comes by `deliver`."""
+        """Show text that is still being written, and return the platform's message id.
+
+        `preview_id` is the id of the preview to replace; empty posts a new message. A preview is
+        never a delivery: it may be lost, and the answer itself is sent by `deliver`.
+        """
         ...
 
     async def take_back(self, room: str, message_id: str) -> None:
-        """Remove a preview, as far as the place lets us."""
+        """Delete a preview, as far as the platform allows it."""
         ...
 
 
 @runtime_checkable
 class Reacts(Protocol):
+    """A connector that can react to a message with an emoji."""
+
     async def react(self, room: str, message_id: str, emoji: str) -> None:
-        """Put our reaction to a message; an empty one takes it back. Raises `DeliveryFailed`."""
+        """Set our reaction to a message; an empty `emoji` removes it. Raises `DeliveryFailed`."""
         ...
 
 
 @runtime_checkable
 class Types(Protocol):
+    """A connector that can show a typing indicator."""
+
     async def type_in(self, room: str) -> None:
-        """Show that someone writes, for as long as the place shows it (some seconds)."""
+        """Show the typing indicator, for as long as the platform shows it (some seconds)."""
         ...
 
 
 @runtime_checkable
 class Answers(Protocol):
+    """A connector that can answer the press of a button."""
+
     async def answer_press(self, press_id: str, text: str) -> None:
-        """Say something to whoever pressed a button, and to nobody else. `press_id` is the press's `message_id`."""
+        """Show a text only to the person who pressed a button. `press_id` is the press's
+        `message_id`."""
         ...
 
 
 def edits_of(connector: object) -> Edits | None:
-    """A connector as one that shows what is being written, where its place can and it says so."""
+    """The connector, if it implements previews and its capabilities declare them."""
     return connector if _can(connector, "edits") and isinstance(connector, Edits) else None
 
 
@@ -286,10 +316,10 @@ def _can(connector: object, ability: str) -> bool:
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """What a connector found when it asked its place who we are there."""
+    """The result of asking a platform which account we have there."""
 
     ok: bool
-    account: str  # who we are there, such as `@the_house_bot`
+    account: str  # our account name there, such as `@example_bot`
     sentence: str
     because: str = ""
     try_this: str = ""
@@ -297,16 +327,19 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Checks(Protocol):
+    """A connector that can check its login."""
+
     async def check(self) -> Finding:
-        """Ask the place, without changing anything there, whether we may come in."""
+        """Check that we can sign in to the platform, without changing anything there."""
         ...
 
 
-# --- how the house makes one ---
+# --- construction ---
 
 
 class Shelf(Protocol):
-    """A connector's own few words in the store: how far it has heard, whom it has met. Committed when `put` returns."""
+    """A connector's own key-value state in the store, such as its read position. Committed when
+    `put` returns."""
 
     async def get(self, key: str) -> str | None: ...
 
@@ -318,19 +351,20 @@ def _nothing() -> None:
 
 
 class Surroundings(Struct, frozen=True, kw_only=True):
-    """What the house hands to a connector it makes."""
+    """Services that the server passes to a connector when it creates it."""
 
     instance: str
     clock: Clock
     chance: Random
     shelf: Shelf
-    path_of: Callable[[Attachment], Path]  # where the bytes of a file lie, to be read and never written
-    secret: Callable[[str], str]  # of a setting that names a variable or a file; raises where there is none
-    stands: Callable[[], None] = _nothing  # to be called when the line stands, as often as one likes
+    path_of: Callable[[Attachment], Path]  # where the bytes of an attachment are stored; read them, never write
+    # reads the secret of a setting that names a variable or a file; raises if there is none
+    secret: Callable[[str], str]
+    stands: Callable[[], None] = _nothing  # call it when the connection is established, any number of times
 
 
 class Question(Struct, frozen=True, kw_only=True):
-    """What `retinue connector add` asks for, to fill in one setting."""
+    """A question that `retinue connector add` asks, to fill in one setting."""
 
     key: str
     ask: str
@@ -340,9 +374,11 @@ class Question(Struct, frozen=True, kw_only=True):
 
 
 class ConnectorKind(Struct, frozen=True, kw_only=True):
-    """A kind of connector, from which any number of instances is made: each `[connectors.NAME]` with `kind = name`.
+    """A platform, for which any number of connectors can be created: each `[connectors.NAME]` with
+    `kind = name`.
 
-    `settings` is a frozen dataclass of `retinue.config.settings_form.setting`s beside those that every connector has.
+    `settings` is a frozen dataclass of `retinue.config.setting_metadata.setting`s. They come in
+    addition to the settings that every connector has.
     """
 
     name: str
@@ -350,5 +386,5 @@ class ConnectorKind(Struct, frozen=True, kw_only=True):
     settings: type
     make: Callable[[Any, Surroundings], Connector]
     questions: tuple[Question, ...] = ()
-    next_steps: tuple[str, ...] = ()  # told once it is connected
+    next_steps: tuple[str, ...] = ()  # shown once it is connected
     defaults: Mapping[str, object] = {}

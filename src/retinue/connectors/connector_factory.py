@@ -1,4 +1,5 @@
-"""From settings to a connector: its kind reads its own keys, and is handed what it needs of the house."""
+"""Creates a connector from its settings: parses its platform's own keys and passes it what it
+needs."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from retinue.domain.structs import replace
 
 
 def settled(kind: ConnectorKind, instance: str, settings: ConnectorSettings) -> ConnectorSettings:
-    """The settings with the keys of its kind read. Those of the house's own were, with the file they stand in."""
+    """Return the settings with the keys of the platform parsed. Keys that all connectors have were
+    parsed with the file."""
     own = settings.own
     if not isinstance(own, Unread):
         return settings
@@ -27,7 +29,8 @@ def settled(kind: ConnectorKind, instance: str, settings: ConnectorSettings) -> 
 
 
 def make(kind: ConnectorKind, settings: ConnectorSettings, surroundings: Surroundings) -> Connector:
-    """What its kind makes of it. It bears the name it was asked for, whatever its maker says."""
+    """Create a connector. Its name must be the requested one, whatever the plugin's factory
+    returns."""
     made = kind.make(settings.own, surroundings)
     if made.instance != surroundings.instance:
         raise Invalid(
@@ -40,7 +43,8 @@ def make(kind: ConnectorKind, settings: ConnectorSettings, surroundings: Surroun
 
 
 def secrets_of(own: Any, *, instance: str, home: Path, environment: Mapping[str, str]) -> Callable[[str], str]:
-    """Reads the secrets that these settings name, each when it is asked for. A relative path begins at the home."""
+    """Return a function that reads the secrets these settings name, each on demand. A relative path
+    starts at `data_dir`."""
     named = {stem: (env, file) for stem, env, file in named_secrets(own)}
 
     def secret(key: str) -> str:

@@ -1,6 +1,7 @@
-"""The kinds of connectors that there are: the house's own, brought in by name when one is used, and those of plug-ins.
+"""The registry of platforms: the built-in ones, imported by name on first use, and those of
+plugins.
 
-A kind that people know from elsewhere and that is not here is refused by its name, with the reason.
+A well-known platform that is not supported is refused by name, with the reason.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from retinue.domain.errors import NotFound, RetinueError
 
 
 class KindBroken(RetinueError):
-    """A kind of connector cannot be brought in. The house goes on without it."""
+    """A platform cannot be imported. The server continues without it."""
 
     code = "connector.kind-broken"
 
 
 def built_in(name: str) -> ConnectorKind:
-    """One of the house's own, brought in now."""
+    """Import and return one of the built-in platforms."""
     try:
         kind: object = getattr(import_module(BUILT_IN[name]), "KIND", None)
     except ImportError as error:
@@ -35,7 +36,7 @@ def built_in(name: str) -> ConnectorKind:
 
 
 class Kinds:
-    """What connectors can be made of here, as it is now: plug-ins come and go."""
+    """The platforms available now. The set changes as plugins are loaded and unloaded."""
 
     def __init__(self, brought: Callable[[], Mapping[str, ConnectorKind]] = dict[str, ConnectorKind]) -> None:
         self._brought = brought

@@ -1,4 +1,4 @@
-"""A door through which no secret goes: whatever an envelope says is masked just before the connector has it."""
+"""A wrapper that redacts secrets from everything just before a connector sends it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from msgspec.structs import replace
 
 from retinue.connectors.base import Abilities, Accept, Button, Connector, Delivery, Parcel, abilities_of, attempts_of
 
-FORWARDED = ("react", "type_in", "take_back", "check")  # in these nothing is said that an agent wrote
+FORWARDED = ("react", "type_in", "take_back", "check")  # no text written by an agent passes through these
 
 
 @dataclass(frozen=True)
 class Masked:
-    """Any connector, told nothing that `mask` takes out. What is kept in the house stays as it was written.
+    """Wraps any connector and redacts what it sends. Stored envelopes are not changed.
 
-    It can what the inside can, and no more: what a connector may have or not (`preview`, `react` and the like) is hung
-    on each one, so that whoever asks whether it is there is told the truth.
+    It supports what the wrapped connector supports, and no more. Optional methods (`preview`,
+    `react` and so on) are added per instance, so that checks for their presence give the right
+    answer.
     """
 
     inside: Connector
     mask: Callable[[str], str]
-    took: Callable[[str], None] = lambda _instance: None  # told whenever the place took something
+    took: Callable[[str], None] = lambda _instance: None  # called after each part that the platform accepted
 
     def __post_init__(self) -> None:
         inside: Any = self.inside
@@ -59,7 +60,8 @@ class Masked:
         return delivery
 
     def wash(self, parcel: Parcel) -> Parcel:
-        """A parcel as the place may have it. Most have nothing to hide, and are handed on as they are."""
+        """Return the delivery part with secrets redacted. Most have none and are returned
+        unchanged."""
         text, whole = self.mask(parcel.text), self.mask(parcel.envelope.text)
         if whole != parcel.envelope.text:
             parcel = replace(parcel, envelope=replace(parcel.envelope, text=whole))

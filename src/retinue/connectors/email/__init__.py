@@ -1,7 +1,8 @@
-"""E-mail as a door: an account of the house's own, read by IMAP and sent by SMTP.
+"""Email: a dedicated account, read by IMAP and sent by SMTP.
 
-A room is one thread with one correspondent, `ADDRESS/THREAD`: whoever joins a thread by its ids alone is in a room of
-their own, and an answer goes to the address that stands in the room's name, and nowhere else.
+A channel is one thread with one correspondent, `ADDRESS/THREAD`. A person who joins a thread only
+by its message ids gets a separate channel. An answer goes only to the address in the channel's
+name.
 """
 
 from __future__ import annotations

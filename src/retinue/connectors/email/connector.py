@@ -1,7 +1,7 @@
-"""The connector itself: hears one mailbox, and sends from one address.
+"""The email connector: reads one mailbox and sends from one address.
 
-How far it has heard lies on the shelf, as UIDVALIDITY and UID; a mail is marked as read once the house has it. What
-came while the house was closed is heard when it opens again.
+Its read position (UIDVALIDITY and UID) is in the connector state. An email is marked as read once
+it is accepted. Emails that arrived while the server was down are read at the next start.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.errors import Invalid, RetinueError
 
 TEXT_MAX = 200_000  # characters
-FILE_BYTES_MAX = 15 * 1024 * 1024  # a third more on the way; most servers take 25 MB
-FILES_BYTES_MAX = 18 * 1024 * 1024  # of one mail together
+FILE_BYTES_MAX = 15 * 1024 * 1024  # encoding adds a third; most servers accept 25 MB
+FILES_BYTES_MAX = 18 * 1024 * 1024  # of one email together
 ALBUM_MAX = 10
-FIRST_BYTES = 256 * 1024  # of a mail, read before we know whether it is worth more
-RECOVERED = timedelta(days=7)  # how far back unread mail is looked for where the mailbox was numbered anew
-THREAD_APART_BYTES = 256 * 1024  # larger mail is taken apart in a thread
+FIRST_BYTES = 256 * 1024  # of an email, read before deciding whether to read all of it
+RECOVERED = timedelta(days=7)  # how far back to search for unread emails after UIDVALIDITY changed
+THREAD_APART_BYTES = 256 * 1024  # larger emails are parsed in a thread
 
-# Hostile mail that gets past the bounds ends here, as one mail that cannot be read, and not as a mailbox that cannot.
+# A hostile email that gets past the limits fails alone, and does not block the mailbox.
 _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 log = logging.getLogger(__name__)
 
 
 class Progress(Struct, frozen=True):
-    """How far a mailbox was heard."""
+    """The read position in a mailbox."""
 
     uid_validity: int
     uid: int
@@ -70,7 +70,8 @@ class Progress(Struct, frozen=True):
 
 
 class MailConnector:
-    """An account for e-mail. A room is a thread with one correspondent, `ADDRESS/THREAD`; a new one is `ADDRESS`."""
+    """Connects an email account. A channel is a thread with one correspondent, `ADDRESS/THREAD`; a
+    new thread is `ADDRESS`."""
 
     abilities = Abilities(
         text_max=TEXT_MAX,
@@ -80,7 +81,7 @@ class MailConnector:
         album_max=ALBUM_MAX,
         quotes=True,
     )
-    # The Message-ID of a parcel stays the same, but a server takes the same one twice, and so does a mailbox.
+    # The Message-ID of a part stays the same, but servers and mailboxes accept the same one twice.
     repeats_safely = False
     attempts_max = PATIENT_ATTEMPTS_MAX
 
@@ -134,14 +135,14 @@ class MailConnector:
         )
 
     def _credentials(self) -> Credentials:
-        """Read anew for each line: an access token is fresh for an hour."""
+        """Read for each connection, because an access token is valid for about an hour."""
         return Credentials(
             username=self._settings.username or self._settings.address,
             secret=self._around.secret("password"),
             login=self._settings.login,
         )
 
-    # What comes in
+    # --- inbound ---
 
     async def listen(self, accept: Accept) -> None:
         try:
@@ -179,7 +180,7 @@ class MailConnector:
                 if uid > heard:
                     heard = uid
                     await self._note(Progress(mailbox.uid_validity, heard))
-            if again:  # only now: until all of it was heard, it is looked through again
+            if again:  # only now: until all of them are processed, a restart must search again
                 await self._note(Progress(mailbox.uid_validity, heard))
                 again = False
             if imap.idles:
@@ -190,18 +191,20 @@ class MailConnector:
             waiting = await imap.uids_after(heard)
 
     async def _begin(self, imap: Imap, mailbox: Selected) -> tuple[int, list[int], bool]:
-        """How far we had heard, what has come since, and whether the mailbox is looked through again for that."""
+        """The read position, the UIDs that arrived since, and whether the mailbox is searched
+        again."""
         stored = await self._around.shelf.get(self._progress_key)
         known = Progress.parse(stored) if stored else None
         if known is not None and known.uid_validity == mailbox.uid_validity:
             return known.uid, await imap.uids_after(known.uid), False
         last = mailbox.uid_next - 1 if mailbox.uid_next else max(await imap.uids_after(0), default=0)
         if stored is None:
-            # Somebody's old mail is not a question to this house.
+            # Emails from before the first start are not meant for this server.
             await self._note(Progress(mailbox.uid_validity, last))
             return last, [], False
-        # The server has numbered its mail anew, or our word is damaged. What the house took was marked as read, and
-        # what it knows all the same it takes for the same; nothing is lost, and nothing is answered twice.
+        # The server renumbered its emails, or the stored position is damaged. Accepted emails were
+        # marked as read, and the idempotency key catches the others. So nothing is lost or answered
+        # twice.
         log.warning("mailbox looked through again", extra={"connector": self.instance, "damaged": known is None})
         return last, await imap.unseen_since(self._around.clock.now() - RECOVERED), True
 
@@ -215,7 +218,7 @@ class MailConnector:
     async def _hear_one(self, imap: Imap, mailbox: Selected, uid: int, accept: Accept) -> None:
         try:
             letter = await self._read(imap, uid)
-        except _UNREADABLE as error:  # of which only the kind is told: its words may be those of the mail
+        except _UNREADABLE as error:  # only the class is logged: the error's text may contain text of the email
             what = type(error).__name__
             log.warning("mail cannot be read", extra={"connector": self.instance, "uid": uid, "because": what})
             return
@@ -223,12 +226,12 @@ class MailConnector:
             return
         incoming = letter.incoming
         room_thread = incoming.room.rpartition("/")[2]
-        # Before the house has it: an answer may be sent before `accept` returns.
+        # Before `accept` returns, an answer may already be sent.
         ids = (*letter.references, incoming.message_id)
         self._threads.add(incoming.peer, room_thread, letter.subject, ids)
         receipt = await accept(incoming)
         if receipt is None:
-            return  # left unread, for whoever looks into the mailbox
+            return  # left unread, for people who look into the mailbox
         await self._threads.keep(incoming.peer)
         if not mailbox.read_only:
             try:
@@ -239,7 +242,7 @@ class MailConnector:
     async def _read(self, imap: Imap, uid: int) -> Letter | None:
         found = await imap.fetch(uid, bytes_max=FIRST_BYTES)
         if found is None:
-            return None  # moved or deleted by someone, before we came to it
+            return None  # moved or deleted before we read it
         received_at = found.received_at or self._around.clock.now()
         fallback_id = f"no-id.{digest(found.raw.decode('latin-1'), 32)}"
         judgement = self._judged(fallback_id, found.raw, received_at)
@@ -248,7 +251,7 @@ class MailConnector:
             log.info("mail left out", extra={"connector": self.instance, "uid": uid, "because": why})
             return None
         cut = len(found.raw) >= FIRST_BYTES and found.size_bytes > len(found.raw)
-        # A program is not answered, whatever it sends along.
+        # An automated sender is not answered, whatever it attaches.
         if cut and not judgement.is_program and found.size_bytes <= self._settings.mail_bytes_max:
             whole = await imap.fetch(uid, bytes_max=self._settings.mail_bytes_max)
             if whole is None:
@@ -266,12 +269,13 @@ class MailConnector:
         )
 
     def _judged(self, which: str, raw: bytes, received_at: datetime) -> Judgement:
-        """Once for each mail: one that the house could not take yet comes again, and is not two of a hasty writer."""
+        """Authenticate each email once. A retry after a failed `accept` must not count twice
+        against the sender's rate limit."""
         if self._last_judged is None or self._last_judged[0] != which:
             self._last_judged = which, self._guard.judge(headers_only(raw), received_at=received_at)
         return self._last_judged[1]
 
-    # What goes out
+    # --- outbound ---
 
     async def deliver(self, parcel: Parcel) -> Delivery:
         room = room_of(parcel.room)
@@ -300,7 +304,7 @@ class MailConnector:
         self._threads.add(room.who, room.thread or digest(message_id), subject, (message_id,))
         try:
             await self._threads.keep(room.who)
-        except RetinueError as error:  # it is sent, whatever we can note of it
+        except RetinueError as error:  # it is sent, even if this cannot be stored
             log.warning("thread not noted", extra={"connector": self.instance, "because": error.code})
         return Delivery(message_id)
 
@@ -341,10 +345,10 @@ class MailConnector:
                 "a file that was to be sent cannot be read", permanent=True, because=error.strerror or "it is not there"
             ) from error
 
-    # Whether we may come in
+    # --- check ---
 
     async def check(self) -> Finding:
-        """Log in at both places and look at the mailbox; nothing is changed, and nothing sent."""
+        """Log in to both servers and open the mailbox. Changes and sends nothing."""
         account = self._sender.address
         for where, come_in in ((self._imap, self._look_in), (self._smtp, self._knock)):
             if (problem := await _problem(come_in)) is not None:

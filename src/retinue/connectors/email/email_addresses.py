@@ -1,4 +1,5 @@
-"""Addresses of e-mail. What a stranger writes into a header is read here, and what is no plain address is none."""
+"""Parses email addresses and header texts that strangers write. Anything but a plain address is
+refused."""
 
 from __future__ import annotations
 
@@ -10,12 +11,13 @@ from email.header import decode_header
 from msgspec import Struct
 
 ADDRESS_LENGTH_MAX = 254
-FIELD_CHARS_MAX = 4096  # of a header with addresses or names; the rest is not read
+FIELD_CHARS_MAX = 4096  # of a header with addresses or names; the rest is ignored
 ADDRESSES_MAX = 100  # in one header
 NAME_LENGTH_MAX = 100
 MESSAGE_ID_LENGTH_MAX = 200
 
-# Plain ones only: a quoted local part may hold anything, and servers disagree on what it means.
+# Plain addresses only: a quoted local part may contain anything, and servers disagree on its
+# meaning.
 _LOCAL = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _ADDRESS = re.compile(rf"({_LOCAL})@({_LABEL}(?:\.{_LABEL})*)")
@@ -24,7 +26,7 @@ _UNSEEN = re.compile(r"[\x00-\x20\x7f-\xa0\u200b-\u200f\u2028-\u202e\u2066-\u206
 
 
 class Mailbox(Struct, frozen=True):
-    """One address with the name beside it, which proves nothing."""
+    """One address with its display name, which proves nothing."""
 
     address: str
     name: str = ""
@@ -35,12 +37,12 @@ class Mailbox(Struct, frozen=True):
 
 
 def address_of(text: str) -> str | None:
-    """The address, in lower case, where the text is one and nothing else."""
+    """The address in lower case, or None if the text is anything else."""
     return text.lower() if len(text) <= ADDRESS_LENGTH_MAX and _ADDRESS.fullmatch(text) else None
 
 
 def mailboxes(field: str) -> tuple[Mailbox, ...]:
-    """Who stands in a `From`, `To` or `Cc`, as far as it can be understood: each address once it is surely one."""
+    """The valid addresses in a `From`, `To` or `Cc` header."""
     found: list[Mailbox] = []
     for part in _split(field[:FIELD_CHARS_MAX]):
         before, angle, after = part.rpartition("<")
@@ -53,7 +55,7 @@ def mailboxes(field: str) -> tuple[Mailbox, ...]:
 
 
 def _split(field: str) -> list[str]:
-    """At its commas, where they stand in no quotes, comment or angles. Comments are left out."""
+    """Split at commas outside quotes, comments and angle brackets. Comments are dropped."""
     parts, now = [""], ""
     quoted, depth, escaped = False, 0, False
     for char in field:
@@ -79,12 +81,13 @@ def _split(field: str) -> list[str]:
 
 
 def claims(field: str) -> int:
-    """How many addresses a header seems to hold, well-formed or not: more than one in a `From` is nobody's word."""
+    """How many addresses a header seems to contain, valid or not. A `From` with more than one is
+    not trusted."""
     return sum(1 for part in _split(field[:FIELD_CHARS_MAX]) if part.strip())
 
 
 def decoded(field: str) -> str:
-    """The words of a header, its encoded ones too. What cannot be decoded stays as it stands."""
+    """Decode a header, including encoded words. Text that cannot be decoded is returned unchanged."""
     try:
         pieces = decode_header(field[:FIELD_CHARS_MAX])
     except (HeaderParseError, ValueError):
@@ -96,31 +99,32 @@ def decoded(field: str) -> str:
 
 
 def text_of(raw: bytes, charset: str) -> str:
-    """Bytes as text: by the charset they claim, and where that is wrong or unknown as what they most likely are."""
+    """Decode bytes by the claimed charset, then as UTF-8, then as Windows-1252."""
     for each in (charset, "utf-8"):
         try:
             return raw.decode(each or "utf-8")
         except (LookupError, UnicodeError, ValueError):
             continue
     try:
-        # Some codecs turn bytes into something that is no text, and are refused by `decode` with a LookupError.
+        # Some codecs produce no text; `decode` refuses them with a LookupError.
         return raw.decode(charset or "windows-1252", errors="replace")
     except (LookupError, UnicodeError, ValueError):
         return raw.decode("windows-1252", errors="replace")
 
 
 def shown(field: str, length_max: int = NAME_LENGTH_MAX) -> str:
-    """A name or subject in one line, without characters that hide or turn what stands there."""
+    """A name or subject as one line, without invisible or bidirectional control characters."""
     return _UNSEEN.sub(" ", decoded(field)).strip()[:length_max]
 
 
 def message_ids(field: str) -> tuple[str, ...]:
-    """The ids in a `Message-ID`, `In-Reply-To` or `References`, without their angles. Overlong ones are passed over."""
+    """The ids in a `Message-ID`, `In-Reply-To` or `References`, without brackets. Overlong ones are
+    skipped."""
     return tuple(each for each in _MESSAGE_ID.findall(field) if len(each) <= MESSAGE_ID_LENGTH_MAX)
 
 
 def is_message_id(text: str) -> bool:
-    """Whether it is one id, whole and without its angles, that may stand in a header."""
+    """Whether the text is exactly one id without brackets that is safe in a header."""
     return len(text) <= MESSAGE_ID_LENGTH_MAX and _MESSAGE_ID.fullmatch(f"<{text}>") is not None
 
 

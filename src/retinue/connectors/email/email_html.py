@@ -1,4 +1,5 @@
-"""The words of an HTML mail, as a reader sees them: no scripts, nothing hidden, and linear in its length."""
+"""Converts an HTML email to the text that a reader sees: no scripts, nothing hidden, in linear
+time."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from html import unescape
 
 from msgspec import Struct
 
-HTML_CHARS_MAX = 1_000_000  # read; what follows is left out
+HTML_CHARS_MAX = 1_000_000  # the rest is ignored
 LINK_LENGTH_MAX = 500
-_TAG_CHARS_MAX = 2_000  # of one tag, where its attributes are read
-_DEPTH_MAX = 100  # of quotes, and of what is hidden in what is hidden
+_TAG_CHARS_MAX = 2_000  # of one tag, in which attributes are read
+_DEPTH_MAX = 100  # of quotes, and of nested hidden elements
 
 _RAW = frozenset(
     {
@@ -49,7 +50,7 @@ _MANY_LINES = re.compile(r"\n{3,}")
 class Tag(Struct, frozen=True):
     name: str
     closes: bool
-    inside: str  # between the angles
+    inside: str  # between the angle brackets
 
     @property
     def attributes(self) -> dict[str, str]:
@@ -60,13 +61,14 @@ class Tag(Struct, frozen=True):
 
     @property
     def hides(self) -> bool:
-        """Whether a reader would not see what it holds. Words that only a model reads are somebody's trick."""
+        """Whether its content is invisible. Text that only a model would see is a prompt injection."""
         style = re.sub(r"\s", "", self.attributes.get("style", "")).lower()
         return _HIDING.search(style) is not None or _HIDDEN.search(self.inside) is not None
 
 
 def scan(page: str) -> Iterator[Tag | str]:
-    """Tags and the texts between them, in order. Scripts, styles, comments and the like are left out."""
+    """Tags and the texts between them, in order. Scripts, styles, comments and similar content are
+    skipped."""
     at, end = 0, len(page)
     while at < end:
         angle = page.find("<", at)
@@ -86,7 +88,7 @@ def scan(page: str) -> Iterator[Tag | str]:
         if name is None:
             if page[angle + 1 : angle + 2] in ("!", "?", "/"):
                 at = closed + 1
-            else:  # a mere less-than
+            else:  # a literal less-than sign
                 yield "<"
                 at = angle + 1
             continue
@@ -99,7 +101,8 @@ def scan(page: str) -> Iterator[Tag | str]:
 
 
 def words_of(page: str) -> str:
-    """What stands there: a line for each block, quotes behind `>`, and where a link leads beside its words."""
+    """Convert HTML to text: a line per block, `>` before quotes, and the target of a link after its
+    text."""
     writer = _Writer()
     for part in scan(page[:HTML_CHARS_MAX]):
         if isinstance(part, str):
@@ -116,10 +119,10 @@ class _Writer:
         self._lines: list[str] = []
         self._line: list[str] = []
         self._quotes = 0
-        self._hidden = ""  # the tag that hides what comes
+        self._hidden = ""  # the tag that hides the following content
         self._hidden_depth = 0
         self._link = ""
-        self._link_at = 0  # in the line, where its words begin
+        self._link_at = 0  # index in the line at which its text begins
         self._pre = 0
 
     def text(self, text: str) -> None:
@@ -166,7 +169,8 @@ class _Writer:
                     self._hidden = ""
             return
         if tag.name == "a" and self._link:
-            # Where it leads, when that is not what it says: a reader could look, a model could not.
+            # Show the target if the text differs from it: a person could check it, a model could
+            # not.
             link, self._link = self._link, ""
             if link.startswith(("http://", "https://")) and link not in "".join(self._line[self._link_at :]):
                 self._line.append(f" ({link})")

@@ -1,4 +1,4 @@
-"""What a connector remembers of its correspondents: the threads with each, so that an answer goes where it belongs."""
+"""Remembers the email threads with each correspondent, so that an answer goes to the right thread."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from retinue.connectors.base import Shelf
 from retinue.connectors.email.email_addresses import digest
 from retinue.connectors.email.message_builder import NEW_THREAD, Thread
 
-THREADS_MAX = 50  # with one correspondent; the one that was quiet longest is forgotten first
-IDS_MAX = 20  # of one thread
-CORRESPONDENTS_MAX = 256  # in memory; the shelf has the others
-KEPT_CHARS_MAX = 60_000  # of one correspondent: a shelf refuses what is much longer
+THREADS_MAX = 50  # per correspondent; the least recently used is dropped first
+IDS_MAX = 20  # per thread
+CORRESPONDENTS_MAX = 256  # in memory; the connector state has the others
+KEPT_CHARS_MAX = 60_000  # per correspondent: the connector state refuses much longer values
 WHO_CHARS_MAX = 200  # in a key
 
 log = logging.getLogger(__name__)
@@ -33,9 +33,10 @@ _decoder = msgspec.json.Decoder(tuple[_Kept, ...])
 
 
 class Threads:
-    """The threads with each correspondent, in memory at once and on the shelf when asked.
+    """The threads with each correspondent, cached in memory and stored by `save`.
 
-    Whoever is not let in leaves nothing here: `keep` comes after the house took their mail.
+    A sender who is not admitted leaves nothing in the store: call `save` after the email was
+    accepted.
     """
 
     def __init__(self, shelf: Shelf) -> None:
@@ -44,17 +45,18 @@ class Threads:
         self._lock = asyncio.Lock()
 
     async def meet(self, who: str) -> None:
-        """Have what is known of someone at hand."""
+        """Load a correspondent into memory."""
         if who in self._known:
             self._known.move_to_end(who)
             return
         kept = _read(await self._shelf.get(_key(who)))
-        self._known.setdefault(who, kept)  # who was met meanwhile is known better
+        self._known.setdefault(who, kept)  # an entry added meanwhile is newer
         while len(self._known) > CORRESPONDENTS_MAX:
             self._known.popitem(last=False)
 
     def thread_of(self, who: str, ids: tuple[str, ...]) -> str | None:
-        """Which thread mails with these ids belong to, the newest first; None where none of them is known."""
+        """The thread that emails with these ids belong to, by the newest known id; None if none is
+        known."""
         for each in reversed(ids):
             for kept in self._known.get(who, ()):
                 if each in kept.ids:
@@ -68,7 +70,7 @@ class Threads:
         return NEW_THREAD
 
     def add(self, who: str, thread: str, subject: str, ids: tuple[str, ...]) -> None:
-        """Know of further mails in a thread. In memory: an answer may be wanted before anything is written."""
+        """Add emails to a thread, in memory only: an answer may be sent before anything is stored."""
         known = self._known.get(who, ())
         before = next((kept for kept in known if kept.thread == thread), _Kept(thread, subject, ()))
         all_ids = tuple(dict.fromkeys((*before.ids, *ids)))
@@ -83,7 +85,7 @@ class Threads:
 
 
 def _written(known: tuple[_Kept, ...]) -> str:
-    """As many as fit, the latest of them."""
+    """Encode as many threads as fit, the latest ones."""
     fitting: list[_Kept] = []
     left = KEPT_CHARS_MAX
     for kept in reversed(known):

@@ -1,4 +1,5 @@
-"""A line to a mail server: bytes with bounds and time limits, and never in the clear beyond this machine."""
+"""A connection to an email server: limited sizes and times, and never unencrypted beyond this
+machine."""
 
 from __future__ import annotations
 
@@ -13,18 +14,18 @@ from retinue.connectors.email.settings import Login, Security
 from retinue.domain.errors import Invalid
 
 CONNECT_S_MAX = 30.0
-SILENCE_S_MAX = 60.0  # of a server that is to answer, where nothing else is said
+SILENCE_S_MAX = 60.0  # default timeout for an answer of the server
 CLOSE_S_MAX = 5.0
 LINE_BYTES_MAX = 1024 * 1024
 CHUNK_BYTES = 64 * 1024
 
 
 class LineBroke(ConnectionError):
-    """The line broke, or the other side was silent for too long, or speaks something else."""
+    """The connection broke, the server was silent for too long, or it does not speak the protocol."""
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """Where a server is, and how the line to it is kept from being read."""
+    """The address of a server, and how the connection to it is encrypted."""
 
     host: str
     port: int
@@ -45,7 +46,7 @@ class Place(Struct, frozen=True, kw_only=True):
 
 
 class Credentials(Struct, frozen=True, kw_only=True):
-    """Who logs in, and with what. Its secret stays out of `repr`."""
+    """A login. Its secret stays out of `repr`."""
 
     username: str
     secret: str
@@ -62,10 +63,12 @@ class Credentials(Struct, frozen=True, kw_only=True):
 
 
 class Line:
+    """A connection to an IMAP or SMTP server."""
+
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answer_s: float) -> None:
         self._reader = reader
         self._writer = writer
-        self.answer_s = answer_s  # after so long a silence it counts as broken
+        self.answer_s = answer_s  # after such a silence the connection counts as broken
 
     @classmethod
     async def open(cls, place: Place) -> Line:
@@ -79,13 +82,13 @@ class Line:
                     server_hostname=place.host if tls else None,
                     limit=LINE_BYTES_MAX,
                 )
-        except (OSError, TimeoutError) as error:  # an SSLError is one
+        except (OSError, TimeoutError) as error:  # SSLError is an OSError
             raise LineBroke(f"{place.host}:{place.port} cannot be reached: {_said(error)}") from error
         return cls(*made, answer_s=place.answer_s)
 
     async def start_tls(self, place: Place) -> None:
-        """From here on nobody reads along. What was sent before it in the clear, to be taken for said after it, breaks
-        the line."""
+        """Encrypt the connection. Data that the server sent in the clear before raises an error,
+        because it could be injected."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0):
                 if await self._reader.read(1):
@@ -97,7 +100,8 @@ class Line:
             raise LineBroke(f"the line to {place.host}:{place.port} cannot be secured: {_said(error)}") from error
 
     async def read_line(self, *, patience: float | None = 1.0) -> bytes:
-        """The next line, without its end; within so many times the usual silence, or however long it takes (None)."""
+        """The next line, without its end. The timeout is `timeout_factor` times the usual one, or
+        none if it is None."""
         try:
             async with asyncio.timeout(None if patience is None else patience * self.answer_s):
                 line = await self._reader.readuntil(b"\n")
@@ -152,6 +156,6 @@ def _said(error: Exception) -> str:
 
 
 def shown(raw: bytes) -> str:
-    """Words of a server, as they may stand in a sentence of ours."""
+    """Text of a server, made safe to show."""
     text = raw[:200].decode("utf-8", "replace")
     return "".join(char if char.isprintable() else " " for char in text).strip()

@@ -1,4 +1,4 @@
-"""A small client for IMAP4rev1: what a connector needs to hear a mailbox, and no more."""
+"""A small client for IMAP4rev1: only what a connector needs to read a mailbox."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from retinue.connectors.email.imap_parser import (
 from retinue.connectors.email.settings import Login, Security
 from retinue.domain.ports import Clock
 
-LITERAL_BYTES_MAX = 128 * 1024 * 1024  # more is no mail that we asked for
+LITERAL_BYTES_MAX = 128 * 1024 * 1024  # more than any email that we request
 RESPONSES_MAX = 100_000  # to one command
 LITERALS_MAX = 100  # in one response
 LOGOUT_S_MAX = 5.0
@@ -32,7 +32,7 @@ _LOGIN_REFUSED = frozenset({b"AUTHENTICATIONFAILED", b"AUTHORIZATIONFAILED", b"E
 
 
 class ImapRefused(Exception):
-    """The server understood, and said no. `for_good` where asking again does not help."""
+    """The server understood and refused. With `permanent` a retry does not help."""
 
     def __init__(self, what: str, said: str, *, for_good: bool = False) -> None:
         super().__init__(f"the server refused to {what}: {said}")
@@ -54,18 +54,19 @@ class Fetched(Struct, frozen=True, kw_only=True):
 
 
 class Imap:
-    """One line to one account. Commands go one after the other; whoever breaks off in the middle closes it."""
+    """One connection to one account. Commands run one at a time. A caller that interrupts one must
+    close the connection."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
         self._tags = 0
         self._capabilities: frozenset[bytes] = frozenset()
-        # A server tells of new mail once, in whatever it says next: while it searches, or before it idles.
+        # A server announces a new email once, in any response: during a search, or before it idles.
         self._news = asyncio.Event()
 
     @classmethod
     async def open(cls, place: Place, credentials: Credentials) -> Imap:
-        """A line on which we are logged in."""
+        """Connect and log in."""
         imap = cls(await Line.open(place))
         try:
             await imap._greet(place)
@@ -83,7 +84,7 @@ class Imap:
         await self._line.close()
 
     async def log_out(self) -> None:
-        """Say goodbye, as far as the other side still listens."""
+        """Log out, as far as the server still answers."""
         with suppress(LineBroke, ImapRefused, TimeoutError):
             async with asyncio.timeout(LOGOUT_S_MAX):
                 await self._command(b"LOGOUT", what="log out")
@@ -106,7 +107,7 @@ class Imap:
 
     async def uids_after(self, uid: int) -> list[int]:
         self._news.clear()
-        # `n:*` names the last mail too where n is beyond it.
+        # `n:*` includes the last email even if n is beyond it.
         found = await self._search(b"UID %d:*" % (uid + 1))
         return [each for each in found if each > uid]
 
@@ -119,7 +120,7 @@ class Imap:
         return sorted({uid for each in said if each.status == b"SEARCH" for uid in numbers(each.words[1:])})
 
     async def fetch(self, uid: int, *, bytes_max: int) -> Fetched | None:
-        """The beginning of a mail, unread as it was; None where it is gone."""
+        """The beginning of an email, without marking it as read; None if it is gone."""
         items = b"UID FETCH %d (UID RFC822.SIZE INTERNALDATE BODY.PEEK[]<0.%d>)" % (uid, bytes_max)
         for each in await self._command(items, what="read a mail"):
             if each.counted[1] != b"FETCH" or not isinstance(each.words[-1], list):
@@ -135,18 +136,19 @@ class Imap:
         await self._command(b"UID STORE %d +FLAGS.SILENT (\\Seen)" % uid, what="mark a mail as read")
 
     async def look(self) -> None:
-        """Have the server say what is new."""
+        """Let the server report changes."""
         await self._command(b"NOOP", what="look")
 
     async def idle(self, clock: Clock, wait_s: float) -> None:
-        """Until the server says that something is new since we last looked, or so long."""
+        """Wait until the server announces a new email since the last search, or until the time is
+        up."""
         if self._news.is_set():
             return
         tag = await self._send(b"IDLE")
         while (said := await self._response()).tag != b"+":
             if said.tag == tag:
                 raise ImapRefused("tell what is new", shown(said.rest))
-        # Never broken off in the middle of what the server says: the line would be out of step.
+        # Never cancelled in the middle of a response, which would desynchronize the protocol.
         reading = asyncio.ensure_future(self._until(tag, hear=lambda _: None, patience=None))
         waits = [asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(clock.sleep(wait_s))]
         try:
@@ -156,14 +158,14 @@ class Imap:
             try:
                 async with asyncio.timeout(self._line.answer_s):
                     await reading
-            except TimeoutError as error:  # half open: our words went nowhere
+            except TimeoutError as error:  # half open: our DONE did not arrive
                 raise LineBroke("the server was silent for too long") from error
         finally:
             for each in (reading, *waits):
                 each.cancel()
             await asyncio.gather(reading, *waits, return_exceptions=True)
 
-    # How it is spoken
+    # --- protocol ---
 
     async def _greet(self, place: Place) -> None:
         greeting = await self._response()
@@ -175,7 +177,7 @@ class Imap:
                 raise ImapRefused("secure the line", "it does not offer STARTTLS", for_good=True)
             await self._command(b"STARTTLS", what="secure the line")
             await self._line.start_tls(place)
-            await self._learn(None)  # what was said in the clear may have been anybody's word
+            await self._learn(None)  # capabilities from before TLS may have been forged
 
     async def _learn(self, said: Response | None) -> None:
         if said is not None and said.code == b"CAPABILITY":
@@ -199,7 +201,7 @@ class Imap:
 
     async def _authenticate(self, mechanism: bytes, initial: bytes) -> Response:
         tag = await self._send(b"AUTHENTICATE " + mechanism)
-        answers = [b64encode(initial), b""]  # the second where the server says in words of its own why not
+        answers = [b64encode(initial), b""]  # the second one answers a challenge that contains an error text
         while True:
             said = await self._response()
             if said.tag == b"+":
@@ -208,7 +210,7 @@ class Imap:
                 return _taken(said, what="log us in", for_good=said.code in _LOGIN_REFUSED or not said.code)
 
     async def _command(self, words: bytes, *, what: str, for_good: bool = False) -> list[Response]:
-        """Everything the server said to it, its verdict last."""
+        """Run a command. Returns all responses, with the tagged status response last."""
         tag = await self._send(words)
         found: list[Response] = []
         verdict = await self._until(tag, hear=found.append)
@@ -248,7 +250,7 @@ class Imap:
 
 
 def _is_free_text(line: bytes) -> bool:
-    """Words for people may end in anything, and announce nothing."""
+    """Whether the line is free text, whose end may look like a literal but is none."""
     tag, _, rest = line.partition(b" ")
     return tag == b"+" or rest.partition(b" ")[0].upper() in (b"OK", b"NO", b"BAD", b"BYE", b"PREAUTH")
 
@@ -262,7 +264,8 @@ def _taken(verdict: Response, *, what: str, for_good: bool) -> Response:
 
 
 def _quoted(text: str) -> bytes:
-    """A quoted string. What cannot stand in one is refused: nothing is slipped into a command."""
+    """A quoted string. Characters that cannot be quoted are refused, which prevents command
+    injection."""
     raw = text.encode()
     if any(byte in b"\r\n\0" or byte > 0x7E for byte in raw):
         raise ImapRefused("take a name or password", "it holds characters that IMAP has no quotes for", for_good=True)

@@ -1,4 +1,4 @@
-"""What an IMAP server says, taken apart: pure, and bounded."""
+"""Parses IMAP responses. Pure and limited."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _INTERNAL_DATE = "%d-%b-%Y %H:%M:%S %z"
 
 
 class BadWords(ValueError):
-    """This is no IMAP."""
+    """The input is not valid IMAP."""
 
 
 class Response(Struct, frozen=True, kw_only=True):
-    """One thing the server said: `tag` is `*`, `+` or that of a command."""
+    """One response. `tag` is `*`, `+` or the tag of a command."""
 
     tag: bytes
     rest: bytes  # after the tag, up to its first literal
@@ -29,13 +29,13 @@ class Response(Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> bytes:
-        """OK, NO, BAD, BYE, PREAUTH; or what kind of data it is."""
+        """OK, NO, BAD, BYE, PREAUTH, or the type of the data."""
         first = self.words[0] if self.words else None
         return first.upper() if isinstance(first, bytes) else b""
 
     @property
     def code(self) -> bytes:
-        """The word in brackets that says why, in capitals."""
+        """The response code in brackets, in upper case."""
         found = _CODE.search(self.rest)
         return found[1].upper() if found else b""
 
@@ -46,7 +46,7 @@ class Response(Struct, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> tuple[int, bytes]:
-        """`12 EXISTS`, `3 FETCH (...)`: the number and the word; (0, b"") where it is none of these."""
+        """The number and type of `12 EXISTS` or `3 FETCH (...)`; (0, b"") for any other response."""
         match self.words[:2]:
             case [bytes(number), bytes(word)] if number.isdigit():
                 return int(number), word.upper()
@@ -55,13 +55,14 @@ class Response(Struct, frozen=True, kw_only=True):
 
 
 def literal_size(line: bytes) -> int | None:
-    """How many bytes follow this line, where it announces some."""
+    """The size of the literal that this line announces, or None."""
     found = _LITERAL_AT_END.search(line)
     return int(found[1]) if found else None
 
 
 def response_of(lines: list[bytes], literals: list[bytes]) -> Response:
-    """From its lines and what stood between them. Free text is taken as words too, as far as it goes."""
+    """Build a response from its lines and the literals between them. Free text is reduced to its
+    status."""
     tag, _, rest = lines[0].partition(b" ")
     status = rest.partition(b" ")[0].upper()
     if tag == b"+" or status in (b"OK", b"NO", b"BAD", b"BYE", b"PREAUTH"):
@@ -78,7 +79,7 @@ class _Scanner:
         self._at = 0
 
     def words(self, *, depth: int) -> list[Word]:
-        """Up to the closing parenthesis, or the end."""
+        """Parse up to the closing parenthesis or the end."""
         if depth > DEPTH_MAX:
             raise BadWords("lists within lists")
         found: list[Word] = []
@@ -125,7 +126,7 @@ class _Scanner:
     def _atom(self, line: bytes) -> Word:
         found = _ATOM.match(line, self._at)
         if found is None:
-            self._at += 1  # a stray character: servers have their ways
+            self._at += 1  # skip a stray character, which some servers send
             return b""
         self._at = found.end()
         return None if found[0].upper() == b"NIL" else found[0]
@@ -136,7 +137,7 @@ def numbers(words: list[Word]) -> list[int]:
 
 
 def pairs(words: list[Word]) -> dict[bytes, Word]:
-    """The items of a FETCH: `UID 5 RFC822.SIZE 100 ...`."""
+    """Parse the items of a FETCH: `UID 5 RFC822.SIZE 100 ...`."""
     found: dict[bytes, Word] = {}
     for name, value in zip(words[::2], words[1::2], strict=False):
         if isinstance(name, bytes):

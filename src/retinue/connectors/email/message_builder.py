@@ -1,6 +1,8 @@
-"""From a parcel to the bytes of a mail. Pure: the same parcel is the same mail, by its Message-ID too.
+"""Builds an email from a delivery part. Pure: the same part gives the same email, with the same
+Message-ID.
 
-No word of an agent becomes a header but the subject, and that in one line: nothing can be slipped in.
+The subject is the only header that an agent's text reaches, limited to one line. This prevents
+header injection.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from retinue.connectors.email.sender_auth import OWN_ID, UNPROVED
 from retinue.domain.attachment import Attachment, safe_name
 
 SUBJECT_LENGTH_MAX = 200
-FIRST_LINE_LENGTH_MAX = 70  # of the words, where they have to serve as a subject
+FIRST_LINE_LENGTH_MAX = 70  # of the text, if it has to serve as the subject
 REFERENCES_MAX = 20
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _ANSWERS = re.compile(r"\s*(?:re|aw|sv|antw|odp|vs)\s*(?:\[\d+\])?\s*:", re.IGNORECASE)
@@ -27,10 +29,10 @@ _MEDIA_TYPE = re.compile(r"([a-z0-9][a-z0-9.+-]{0,60})/([a-z0-9][a-z0-9.+-]{0,60
 
 
 class Thread(Struct, frozen=True, kw_only=True):
-    """What is known of a thread, to answer in it."""
+    """The data for an answer in a thread."""
 
     subject: str = ""
-    ids: tuple[str, ...] = ()  # of its mails, oldest first, ours among them
+    ids: tuple[str, ...] = ()  # of its emails, oldest first, including ours
 
 
 NEW_THREAD = Thread()
@@ -46,17 +48,18 @@ class Sender(Struct, frozen=True):
 
 
 class Room(Struct, frozen=True):
-    """Whom a room is shared with, as it is spoken of and as mail reaches them, and which thread it is."""
+    """A parsed channel: the correspondent and the thread."""
 
-    who: str  # the address, marked where nothing proves it
+    who: str  # the address, with a prefix if it is unverified
     address: str
     thread: str = ""  # empty: a new one
 
 
 def room_of(text: str) -> Room | None:
-    """`ADDRESS` or `ADDRESS/THREAD`, proved or not; None where that is no address."""
+    """Parse `ADDRESS` or `ADDRESS/THREAD`, verified or not. Returns None if it has no valid
+    address."""
     mark = UNPROVED if text.startswith(UNPROVED) else ""
-    # A local part may hold a slash, a domain may not.
+    # A local part may contain a slash, a domain may not.
     local, at, rest = text.removeprefix(UNPROVED).rpartition("@")
     domain, slash, thread = rest.partition("/")
     address = address_of(f"{local}{at}{domain}")
@@ -66,7 +69,8 @@ def room_of(text: str) -> Room | None:
 
 
 def message_id_of(key: str, sender: Sender) -> str:
-    """The same for the same parcel, so that a mail sent twice is shown once where programs look."""
+    """The Message-ID of a part. It is deterministic, so that programs that deduplicate show a
+    repeated email once."""
     plain = key.replace("/", ".")
     return f"{OWN_ID}{plain if re.fullmatch(r'[A-Za-z0-9.-]{1,80}', plain) else digest(key, 32)}@{sender.domain}"
 
@@ -82,7 +86,7 @@ def write(
     files: tuple[tuple[Attachment, bytes], ...],
     now: datetime,
 ) -> bytes:
-    """A whole mail, lines ended as SMTP has them."""
+    """Build a complete email, with CRLF line ends."""
     before = _before(thread, quote)
     fields = [
         ("From", _sender(sender)),
@@ -97,7 +101,7 @@ def write(
             ("References", "\r\n ".join(f"<{each}>" for each in before)),
         ]
     fields += [
-        # What we send is never to be answered by a program (RFC 3834), nor by an absent person's.
+        # No program may answer it (RFC 3834), nor an out-of-office reply.
         ("Auto-Submitted", "auto-replied" if before else "auto-generated"),
         ("X-Auto-Response-Suppress", "OOF, AutoReply"),
         ("MIME-Version", "1.0"),
@@ -107,7 +111,7 @@ def write(
 
 
 def _before(thread: Thread, quote: str) -> tuple[str, ...]:
-    """The ids of what came before, the one that is answered last."""
+    """The ids of the earlier emails; the last one is the one that is answered."""
     ids = [each for each in thread.ids if each != quote and is_message_id(each)]
     if is_message_id(quote):
         ids.append(quote)
@@ -115,7 +119,7 @@ def _before(thread: Thread, quote: str) -> tuple[str, ...]:
 
 
 def subject_of(thread: Thread, text: str, *, answers: bool) -> str:
-    """That of the thread; of a new one the first line of the words."""
+    """The subject of the thread; for a new thread the first line of the text."""
     subject = _UNSEEN.sub(" ", thread.subject).strip()[:SUBJECT_LENGTH_MAX]
     if subject:
         return subject if _ANSWERS.match(subject) or not answers else f"Re: {subject}"
@@ -141,7 +145,8 @@ def _sender(sender: Sender) -> str:
 
 
 def _body(text: str, files: tuple[tuple[Attachment, bytes], ...], *, boundary: str) -> bytes:
-    """Content headers and body. Encoded in ASCII, so that any server takes it, and no line is too long."""
+    """Content headers and body. Encoded in ASCII, so that every server accepts it and no line is
+    too long."""
     message = EmailMessage(policy=SMTP)
     words = text.encode("utf-8", "replace").decode()
     message.set_content(words if words.endswith("\n") else words + "\n", charset="utf-8", cte="quoted-printable")
@@ -154,7 +159,8 @@ def _body(text: str, files: tuple[tuple[Attachment, bytes], ...], *, boundary: s
         )
         message.add_attachment(content, maintype=main, subtype=sub, filename=safe_name(attachment.name))
     if files:
-        # Not by chance, as the library has it. `=_` stands neither in base64 nor in quoted-printable.
+        # The library would choose it at random. `=_` occurs neither in base64 nor in
+        # quoted-printable.
         message.set_boundary(boundary)
     del message["MIME-Version"]
     return message.as_bytes()

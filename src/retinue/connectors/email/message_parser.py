@@ -1,4 +1,5 @@
-"""From the bytes of a mail to what was said. Pure, bounded, and it never raises: strangers write these bytes."""
+"""Converts a parsed email to an inbound message. Pure, limited, and never raises: strangers write
+the input."""
 
 from __future__ import annotations
 
@@ -20,21 +21,21 @@ from retinue.domain.session_keys import ChatType
 from retinue.domain.storable_text import clipped_bytes, storable
 
 WORDS_BYTES_MAX = 200_000
-TEXT_CHARS_MAX = 1_000_000  # of a text part, looked at
+TEXT_CHARS_MAX = 1_000_000  # of one text part
 SUBJECT_LENGTH_MAX = 200
-REFERENCES_MAX = 50  # of which the first and the last count
+REFERENCES_MAX = 50  # the first and the last ones are kept
 FILES_MAX = 32
 CHUNK_BYTES = 64 * 1024
 SERVICE = "email"
 
 
 class Letter(Struct, frozen=True, kw_only=True):
-    """One mail as it was read: what the house is told, and what an answer to it needs."""
+    """One parsed email: the inbound message, and what an answer to it needs."""
 
     incoming: Incoming
     subject: str
-    references: tuple[str, ...]  # of the mails before it, oldest first
-    starts: bool  # nothing came before it
+    references: tuple[str, ...]  # of the emails before it, oldest first
+    starts: bool  # it starts a thread
 
 
 def read(
@@ -47,9 +48,10 @@ def read(
     thread_of: Callable[[str, tuple[str, ...]], str | None],
     addresses: frozenset[str],
 ) -> Letter | None:
-    """What was said, by whom and in which room; None where nobody can have said it.
+    """Convert an email. Returns None if it has no author.
 
-    `thread_of` knows the threads of an author by the ids of their mails; `cut` says that the end was not read.
+    `find_thread` finds the thread of an author by message ids. `is_cut` means that the end was not
+    read.
     """
     if judgement.author is None:
         return None
@@ -57,7 +59,7 @@ def read(
     answered = message_ids(mail.first("in-reply-to"))
     references = _bounded((*message_ids(mail.first("references")), *answered[:1]))
     who = judgement.speaker_id
-    # The oldest mail names the thread, so that it is the same whoever answers whom.
+    # The oldest email names the thread, so that it is the same for every reply.
     thread = thread_of(who, references) or digest((*references, own_id)[0])
     subject = shown(mail.first("subject"), SUBJECT_LENGTH_MAX)
     words = _words(mail)
@@ -96,7 +98,7 @@ def _bounded(ids: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _words(mail: Mail) -> str:
-    """The text where there is one, the HTML as text where there is none."""
+    """The plain text if there is one, else the HTML converted to text."""
     texts = [part for part in mail.parts if not part.is_file]
     plain = "\n\n".join(
         part.text()[:TEXT_CHARS_MAX].strip() for part in texts if part.media_type == "text/plain"
@@ -110,7 +112,8 @@ def _words(mail: Mail) -> str:
 
 
 def _with_subject(text: str, subject: str, *, starts: bool) -> str:
-    """A mail that starts a thread has said half of it in its subject. A command is left alone."""
+    """Prepend the subject of an email that starts a thread, because it is part of the message. A
+    command is left alone."""
     words = storable(text)
     if subject and (not words or (starts and not words.startswith("/"))):
         words = f"Subject: {storable(subject)}\n\n{words}" if words else storable(subject)

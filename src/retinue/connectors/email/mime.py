@@ -1,7 +1,8 @@
-"""Mail taken apart: headers, and the parts of its body. Pure, and linear in what is read, whatever a stranger sends.
+"""Parses an email into headers and body parts. Pure, and linear in its input whatever a stranger
+sends.
 
-The library's parser takes a message whole, as deep as it goes; here every bound is ours, and what lies beyond one is
-left out and counted.
+The standard library parses a message completely, at any depth. Here every dimension has a limit.
+Parts beyond it are left out and counted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from msgspec import Struct, field
 
 from retinue.connectors.email.email_addresses import decoded, text_of
 
-HEADER_BYTES_MAX = 128 * 1024  # of one message or part: long chains of signatures have some ten thousand
+HEADER_BYTES_MAX = 128 * 1024  # of one message or part: long chains of signatures have tens of thousands
 HEADERS_MAX = 500
 PART_HEADER_BYTES_MAX = 16 * 1024
 CONTENT_FIELD_CHARS_MAX = 2048
@@ -31,12 +32,12 @@ _BLANK_LINE = re.compile(rb"(?:\A|\n)\r?\n")
 
 
 class Header(Struct, frozen=True):
-    name: str  # in lower case
-    value: str  # unfolded; bytes beyond ASCII as surrogates where they are no UTF-8
+    name: str  # lowercase
+    value: str  # unfolded; bytes that are not UTF-8 as surrogates
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """One leaf of a message, still encoded."""
+    """One leaf part of a message, still encoded."""
 
     media_type: str
     charset: str
@@ -47,7 +48,7 @@ class Part(Struct, frozen=True, kw_only=True):
     content_id: str = ""
 
     def content(self) -> bytes:
-        """Its bytes, as far as they can be had: what is no base64 among base64 is passed over."""
+        """The decoded bytes. Invalid base64 characters are skipped."""
         match self.encoding:
             case "base64":
                 clean = BAD_BASE64_CHARS.sub(b"", self.raw)
@@ -65,7 +66,7 @@ class Part(Struct, frozen=True, kw_only=True):
 class Mail(Struct, frozen=True, kw_only=True):
     headers: tuple[Header, ...]
     parts: tuple[Part, ...]
-    left_out: int = 0  # parts beyond a bound
+    left_out: int = 0  # parts beyond a limit
     _by_name: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
     def all(self, name: str) -> list[str]:
@@ -80,7 +81,7 @@ class Mail(Struct, frozen=True, kw_only=True):
 
 
 def take_apart(raw: bytes) -> Mail:
-    """Headers and leaves of a message. It never raises: hostile mail comes out small, or empty."""
+    """Parse a message. Never raises: a hostile email gives a small or empty result."""
     head, body = _split_head(raw, HEADER_BYTES_MAX)
     headers = _headers(head)
     leaves = _Leaves()
@@ -127,7 +128,8 @@ class _Leaves:
 
 
 class _Content:
-    """What the headers of one part say of it: the library reads their parameters, which are clipped before."""
+    """The content headers of one part. The library parses their parameters, which are truncated
+    before."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._message = Message()
@@ -161,7 +163,7 @@ class _Content:
                 return text_of(found[2].encode("latin-1", "replace"), found[0] or "ascii").strip()
             return str(found).strip()
         except (ValueError, LookupError, TypeError, AttributeError):
-            return ""  # a parameter numbered or encoded so that the library stumbles over it
+            return ""  # a parameter that makes the library fail
 
 
 def _split_head(raw: bytes, bytes_max: int) -> tuple[bytes, bytes]:
@@ -188,8 +190,8 @@ def _headers(head: bytes) -> tuple[Header, ...]:
 
 
 def _pieces(body: bytes, boundary: bytes) -> Iterator[bytes]:
-    """What stands between lines of `--BOUNDARY`. One that is never closed goes to the end."""
-    # The whole line: one boundary may begin with another.
+    """The content between `--BOUNDARY` lines. An unclosed last part extends to the end."""
+    # Match the whole line: one boundary may be a prefix of another.
     mark = re.compile(rb"(?:\A|\r?\n)--" + re.escape(boundary) + rb"(--)?[ \t]{0,100}(?=\r?\n|\Z)")
     begun: int | None = None
     for found in mark.finditer(body):

@@ -1,4 +1,4 @@
-"""What somebody wrote, and what they only sent along from before: history is cut from the words, and kept beside."""
+"""Separates the text that a person wrote from the quoted history of an email."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from msgspec import Struct
 
 QUOTED_CHARS_MAX = 20_000
-ATTRIBUTION_LINES_MAX = 4  # "On ... wrote:" is folded by some programs
-_LINE_CHARS = 400  # of a line that can be a separator
+ATTRIBUTION_LINES_MAX = 4  # some programs fold "On ... wrote:"
+_LINE_CHARS = 400  # longer lines are no separators
 
 _ATTRIBUTION = re.compile(
     r"(?:On\b.{4,}\bwrote|Am\b.{4,}\bschrieb\b.*|Le\b.{4,}\ba écrit|El\b.{4,}\bescribió|Il\b.{4,}\bha scritto|"
@@ -27,17 +27,20 @@ _FORWARDED = re.compile(r"\s*(?:fwd?|wg|tr|rv|enc)\s*:", re.IGNORECASE)
 
 
 class Words(Struct, frozen=True):
+    """The new text of an email, and the quoted history."""
+
     own: str
     history: str = ""
 
 
 def is_forward(subject: str) -> bool:
-    """Whether what came before is what the mail is about."""
+    """Whether the email is a forward, so that the quoted history is its content."""
     return _FORWARDED.match(subject) is not None
 
 
 def without_history(text: str) -> Words:
-    """Own words and history. Where they take turns, or nothing would be left, all of it is theirs."""
+    """Split a text into new text and history. If they alternate, or nothing new is left, all of it
+    counts as new."""
     lines = text.split("\n")
     cut = _history_begins(lines)
     if cut is None:
@@ -48,7 +51,7 @@ def without_history(text: str) -> Words:
 
 
 def _history_begins(lines: list[str]) -> tuple[int, int] | None:
-    """From which line to which the history goes."""
+    """The first and last line of the history."""
     for at, line in enumerate(lines):
         stripped = line.strip()
         if not stripped or len(stripped) > _LINE_CHARS:
@@ -64,7 +67,7 @@ def _history_begins(lines: list[str]) -> tuple[int, int] | None:
 
 
 def _separates(lines: list[str], at: int) -> bool:
-    """Whether a program put this between the words and all that came before."""
+    """Whether an email program put this line between the new text and the history."""
     stripped = lines[at].strip()
     following = _first_words(lines, at + 1)
     if _SEPARATOR.fullmatch(stripped):
@@ -77,7 +80,7 @@ def _separates(lines: list[str], at: int) -> bool:
 
 
 def _attribution(lines: list[str], at: int) -> int:
-    """How many lines say who wrote what follows; 0 where none does."""
+    """The number of lines that attribute the quote below; 0 if there are none."""
     if not _BEGINS.match(lines[at].strip()):
         return 1 if _ATTRIBUTION.fullmatch(lines[at].strip()[:_LINE_CHARS]) else 0
     joined = ""
@@ -95,7 +98,8 @@ def _first_words(lines: list[str], at: int) -> int | None:
 
 
 def _quoted_block(lines: list[str], begins: int, first: int) -> tuple[int, int] | None:
-    """One block of quotes, with only words before it or only words after it; None where they take turns."""
+    """The range of a single quoted block, with text only before it or only after it; None if they
+    alternate."""
     end = first
     while end < len(lines) and (lines[end].lstrip().startswith(">") or not lines[end].strip()):
         end += 1

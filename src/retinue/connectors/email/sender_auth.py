@@ -1,7 +1,8 @@
-"""Who wrote, as far as it is proved, and whether it was a program. Pure: headers in, a judgement with a because out.
+"""Authenticates the sender of an email and detects automated senders. Pure: headers in, a result
+with a reason out.
 
-Anyone can write any address into a `From`. It counts only where the server that received the mail says that it was
-checked; and a mail by a program is never answered, so that two of them do not go on for ever.
+Anyone can write any address into a `From`. It counts only if the receiving server says that it was
+verified. An automated email is never answered, to prevent an endless exchange.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from retinue.connectors.email.email_addresses import Mailbox, claims, mailboxes,
 from retinue.connectors.email.mime import Mail
 from retinue.policy.limits.token_bucket import MINUTE_S, Buckets
 
-CORRESPONDENTS_MAX = 10_000  # whose pace is remembered
-DATE_SKEW_MAX = timedelta(days=3)  # between when a mail says it was written and when it came
+CORRESPONDENTS_MAX = 10_000  # whose rate is tracked
+DATE_SKEW_MAX = timedelta(days=3)  # between the date in an email and its arrival
 RESULTS_CHARS_MAX = 8_192
 UNPROVED = "unverified:"
-OWN_ID = "retinue."  # how the local part of our own Message-IDs begins
+OWN_ID = "retinue."  # prefix of the local part of our own Message-IDs
 
 _PROGRAM_NAMES = re.compile(
     r"(?:mailer-daemon|postmaster|no-?reply|do-?not-?reply|bounces?|notifications?|listserv|majordomo|"
@@ -36,26 +37,28 @@ _PROPERTY = re.compile(r"([a-z]{1,20}\.[a-z0-9-]{1,40})\s*=\s*\"?([^\s\"]{1,255}
 
 
 class Judgement(Struct, frozen=True, kw_only=True):
-    """Who wrote. `because` says why it is a program, or why the address is not proved."""
+    """The authenticated author. `because` says why it is automated, or why the address is not
+    verified."""
 
-    author: Mailbox | None  # None: nobody who could be answered
+    author: Mailbox | None  # None: no address that could be answered
     proved: bool
     is_program: bool
-    ours: bool = False  # it is a mail of our own that came back
+    ours: bool = False  # one of our own emails that came back
     because: str = ""
 
     @property
     def speaker_id(self) -> str:
-        """The address where it is proved. Marked where it is not, so that it is never taken for the other."""
+        """The address if it is verified, else the address with a prefix, so that the two are never
+        confused."""
         if self.author is None:
             return ""
         return self.author.address if self.proved else UNPROVED + self.author.address
 
 
 class Guard(Struct, frozen=True, kw_only=True):
-    """The rules of one account, and the pace of those who write to it."""
+    """The rules of one account, and the rate limit of each sender."""
 
-    addresses: frozenset[str]  # our own, the account's first of all
+    addresses: frozenset[str]  # our own, including aliases
     authserv_id: str
     paces: Buckets
 
@@ -71,9 +74,10 @@ class Guard(Struct, frozen=True, kw_only=True):
         program = program_because(mail, author)
         doubt = self._doubt(mail, author, received_at)
         if not program and not ours and author is not None:
-            # Who only claims an address has a pace of their own: they cannot use up that of whose it is.
+            # An unverified sender has a separate rate limit and cannot use up that of the real
+            # owner of the address.
             whose = UNPROVED + author.address if doubt else author.address
-            # The bucket fills by the minute; handed hours as minutes, it fills by the hour.
+            # The buckets fill per minute; scaled time makes them fill per hour.
             if self.paces.take(whose, received_at.timestamp() / MINUTE_S) > 0:
                 program = "more mail came from there in an hour than a person writes"
         return Judgement(
@@ -89,7 +93,7 @@ class Guard(Struct, frozen=True, kw_only=True):
         return by_id or (author is not None and author.address in self.addresses)
 
     def _doubt(self, mail: Mail, author: Mailbox | None, received_at: datetime) -> str:
-        """Why the address is not proved; empty where it is."""
+        """Why the address is not verified; empty if it is."""
         if author is None:
             return "there is no address in its From"
         if len(mail.all("from")) != 1 or claims(mail.first("from")) != 1:
@@ -122,7 +126,8 @@ def date_of(mail: Mail) -> datetime | None:
 
 
 def program_because(mail: Mail, author: Mailbox | None) -> str:
-    """Why it was written by a program (RFC 3834 and older habits); empty where a person may have."""
+    """Why it was sent by a program (RFC 3834 and older conventions); empty if a person may have
+    sent it."""
     submitted = mail.first("auto-submitted").partition(";")[0].strip().lower()
     if submitted and submitted != "no":
         return "it says that it was sent automatically"
@@ -130,7 +135,7 @@ def program_because(mail: Mail, author: Mailbox | None) -> str:
         return "it says that it was sent in bulk"
     if any(mail.first(name) for name in _LISTS):
         return "it came through a mailing list"
-    # Set by programs on what they send, so that no other program answers.
+    # Programs set it so that no other program answers.
     if mail.first("x-auto-response-suppress").strip().lower() not in ("", "none"):
         return "it asks not to be answered automatically"
     if mail.first("x-autoreply") or mail.first("x-autorespond") or mail.first("x-loop"):
@@ -146,10 +151,11 @@ def program_because(mail: Mail, author: Mailbox | None) -> str:
 
 
 def vouched(mail: Mail, authserv_id: str, domain: str) -> bool:
-    """Whether the receiving server says that the `From` was checked: by DMARC, or by DKIM for its own domain.
+    """Whether the receiving server says that the `From` was verified, by DMARC or by DKIM for its
+    domain.
 
-    Only the topmost header of that server counts: what it wrote stands above all that came with the mail. One that
-    cannot be read may be it, so nothing below it counts.
+    Only the topmost header of that server counts, because it is above everything that came with the
+    email. An unreadable header could be that one, so nothing below it counts.
     """
     for value in mail.all("authentication-results"):
         plain = _uncommented(value[:RESULTS_CHARS_MAX])
@@ -162,8 +168,11 @@ def vouched(mail: Mail, authserv_id: str, domain: str) -> bool:
 
 
 def _uncommented(value: str) -> str | None:
-    """None where it cannot be told what is a comment: a stranger's words may stand in one, or in quotes. A quoted word
-    in which nothing begins or ends, such as the key of a signature, is that word."""
+    """Remove comments. Returns None if they are ambiguous, because a stranger's text may be in one
+    or in quotes.
+
+    A quoted token without special characters, such as a signature key, is kept without its quotes.
+    """
     value = _QUOTED_WORD.sub(r"\1", value)
     if "(" in value and ('"' in value or "\\" in value):
         return None
@@ -182,7 +191,7 @@ def _passes(result: str, domain: str) -> bool:
             return said.get("header.from", "").rpartition("@")[2] == domain
         case "dkim":
             signer = said.get("header.d") or said.get("header.i", "").rpartition("@")[2]
-            # A domain may sign for those below it, which are its own; never the other way round.
+            # A domain may sign for its subdomains, never the reverse.
             return signer == domain or ("." in signer and domain.endswith(f".{signer}"))
         case _:
             return False

@@ -1,4 +1,5 @@
-"""What can be set for an e-mail account: where it is read, where it sends, and whose word counts on who wrote."""
+"""Settings of an email connector: where it reads, where it sends, and which server authenticates
+senders."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ MIB = 1024 * 1024
 
 
 class Security(StrEnum):
-    """How a line is kept from being read on its way."""
+    """How a connection is encrypted."""
 
-    TLS = "tls"  # from its first byte
-    STARTTLS = "starttls"  # from the first command on, and never without
-    NONE = "none"  # to this machine alone
+    TLS = "tls"  # from the first byte
+    STARTTLS = "starttls"  # by an upgrade before the login; never without
+    NONE = "none"  # only to this machine
 
 
 class Login(StrEnum):
     PASSWORD = "password"
-    XOAUTH2 = "xoauth2"  # the secret is an access token, which someone else keeps fresh
+    XOAUTH2 = "xoauth2"  # the secret is an access token, which another program refreshes
 
 
 def mail_address(text: str) -> str | None:
@@ -39,7 +40,7 @@ def one_line(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MailSettings:
-    """An account for e-mail: read by IMAP, sent by SMTP."""
+    """An email account: read by IMAP, sent by SMTP."""
 
     address: str = setting("", "The address of the account.", check=mail_address, example="house@example.org")
     aliases: tuple[str, ...] = setting((), "Other addresses whose mail arrives in it.", check=mail_address)

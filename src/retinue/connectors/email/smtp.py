@@ -1,7 +1,8 @@
-"""A small client for SMTP submission: one mail on one line, and no doubt about what surely was not taken.
+"""A small client for SMTP submission: one email per connection, and certainty about what was not
+accepted.
 
-Until the final dot is sent, the server cannot have taken the mail. From then on it may have, until it says yes or no:
-a line that breaks in between leaves it open.
+Until the final dot is sent, the server cannot have accepted the email. After it, the result is
+unknown until the server answers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from retinue.connectors.email.email_transport import Credentials, Line, LineBrok
 from retinue.connectors.email.settings import Login, Security
 
 REPLY_LINES_MAX = 100
-# After the final dot, in times the usual silence: RFC 5321 has ten minutes, for the server may deliver all the same.
+# After the final dot, as a multiple of the usual timeout: RFC 5321 allows ten minutes, and the
+# server may still deliver.
 TAKING_PATIENCE = 10.0
 _ENHANCED = re.compile(rb"([245])\.(\d{1,3})\.(\d{1,3})\b")
 _LINE_END = re.compile(rb"\r\n|\r|\n")
@@ -25,7 +27,7 @@ _DOT = re.compile(rb"(?:\A|(?<=\r\n))\.")
 
 
 class InDoubt(ConnectionError):
-    """The whole mail was sent, and nobody knows whether it was taken."""
+    """The whole email was sent, and it is unknown whether the server accepted it."""
 
 
 class Reply(Struct, frozen=True, kw_only=True):
@@ -34,7 +36,7 @@ class Reply(Struct, frozen=True, kw_only=True):
 
     @property
     def enhanced(self) -> str:
-        """As in RFC 3463, such as `5.7.8`; empty where the server does not say."""
+        """The enhanced status code of RFC 3463, such as `5.7.8`; empty if the server sends none."""
         found = _ENHANCED.match(self.lines[0])
         return found[0].decode() if found else ""
 
@@ -44,7 +46,7 @@ class Reply(Struct, frozen=True, kw_only=True):
 
 
 class SmtpRefused(Exception):
-    """The server said no at this stage, so it has taken nothing."""
+    """The server refused at this stage, so it accepted nothing."""
 
     def __init__(self, stage: str, reply: Reply | None, said: str = "") -> None:
         super().__init__(f"the server refused {stage}: {reply.said if reply else said}")
@@ -66,7 +68,7 @@ class Smtp:
 
     @classmethod
     async def open(cls, place: Place, credentials: Credentials, *, we_are: str) -> Smtp:
-        """A line on which we are logged in."""
+        """Connect and log in."""
         smtp = cls(await Line.open(place))
         try:
             await smtp._greet(place, we_are)
@@ -85,9 +87,10 @@ class Smtp:
         await self.close()
 
     async def send(self, message: bytes, *, sender: str, recipient: str) -> str:
-        """Hand over one mail; gives the server's word for yes.
+        """Send one email, and return the server's confirmation.
 
-        `SmtpRefused`, `TooLargeForServer` and `LineBroke` mean that it was surely not taken, `InDoubt` that it may be.
+        `SmtpRefused`, `TooLargeForServer` and `EmailConnectionBroke` mean that it was certainly not
+        accepted, `SendResultUnknown` that it may have been.
         """
         data = _DOT.sub(b"..", _LINE_END.sub(b"\r\n", message))
         if not data.endswith(b"\r\n"):
@@ -123,7 +126,7 @@ class Smtp:
                 raise SmtpRefused("to secure the line", None, "it does not offer STARTTLS")
             await self._ask(b"STARTTLS", stage="to secure the line")
             await self._line.start_tls(place)
-            await self._introduce(we_are)  # what was said in the clear may have been anybody's word
+            await self._introduce(we_are)  # capabilities from before TLS may have been forged
 
     async def _introduce(self, we_are: str) -> None:
         reply = await self._ask(f"EHLO {we_are}".encode("ascii"), stage="us")
@@ -142,11 +145,12 @@ class Smtp:
             await self._authenticate(
                 "LOGIN", [credentials.username.encode(), credentials.secret.encode()], initial=False
             )
-        elif place.security is not Security.NONE:  # a server on this machine may know us by that
+        elif place.security is not Security.NONE:  # a local server may identify us by the connection
             raise SmtpRefused("to log us in", None, "it offers no way to log in that we know")
 
     async def _authenticate(self, mechanism: str, answers: list[bytes], *, initial: bool = True) -> None:
-        """Answer its challenges. One beyond our answers gets an empty one, to which the server says why not."""
+        """Answer the challenges. An extra challenge gets an empty answer, to which the server
+        reports its error."""
         left = [b64encode(each) for each in answers]
         first = b"AUTH " + mechanism.encode()
         await self._line.send(first + (b" " + left.pop(0) if initial else b"") + b"\r\n")
@@ -181,7 +185,7 @@ class Smtp:
 
 
 def failure_of(error: SmtpRefused | TooLargeForServer | LineBroke) -> DeliveryFailed:
-    """What it means for the parcel, which was surely not taken."""
+    """The delivery failure. In all these cases the server certainly did not accept the email."""
     if isinstance(error, TooLargeForServer):
         return DeliveryFailed("the mail is too large", kind=FailureKind.TOO_LARGE, permanent=True, because=str(error))
     if isinstance(error, LineBroke):
@@ -200,7 +204,7 @@ def _meaning(stage: str, reply: Reply) -> tuple[FailureKind, bool]:
         return FailureKind.TOO_LARGE, permanent
     match stage:
         case "to log us in":
-            return FailureKind.INVALID_SENDER, False  # the owner can change that, and the mail waits
+            return FailureKind.INVALID_SENDER, False  # the owner can change that, and the email waits
         case "our address":
             return (FailureKind.INVALID_SENDER if permanent else FailureKind.THROTTLED), permanent
         case "the recipient":

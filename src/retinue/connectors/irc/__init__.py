@@ -1,4 +1,4 @@
-"""IRC: the oldest door. One server per instance."""
+"""IRC: one server per connector."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from retinue.connectors.irc.settings import IrcSettings
 
 
 def make(settings: IrcSettings, surroundings: Surroundings) -> Connector:
-    from retinue.connectors.irc.connector import IrcConnector  # only a house that has one pays for it
+    from retinue.connectors.irc.connector import IrcConnector  # imported only on servers that use it
 
     return IrcConnector(settings, surroundings)
 

@@ -1,7 +1,7 @@
-"""Names on IRC: which are the same, who somebody is, and what may be written to.
+"""Names on IRC: which are equal, who a user is, and which names can be written to.
 
-Nothing about a nick lasts. Where the server vouches for an account, that is who somebody is; where it does not, the
-whole of `nick!user@host` has to be the same.
+Nothing about a nick is permanent. If the server vouches for an account, the account identifies the
+user. If it does not, the whole of `nick!user@host` has to be the same.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ ROOM_MARKS = "#&+!"
 
 _ASCII = str.maketrans({chr(letter): chr(letter + 32) for letter in range(ord("A"), ord("Z") + 1)})
 _STRICT = {**_ASCII, **str.maketrans(r"[]" + "\\", r"{}|")}
-_OLD = {**_STRICT, ord("~"): "^"}  # a tilde and a circumflex were once one letter
+_OLD = {**_STRICT, ord("~"): "^"}  # tilde and circumflex were once the same character
 _NICK = re.compile(r"[^\s\x00-\x20,:!@*?#&+$%~.][^\s\x00-\x20,!@*?]*")
 _ROOM = re.compile(r"[^\s\x00-\x20,\x07]+")
 
 
 class Casing(StrEnum):
-    """What a server means by the same name (its `CASEMAPPING`)."""
+    """Which names a server treats as equal (its `CASEMAPPING`)."""
 
     ASCII = "ascii"
     STRICT = "rfc1459-strict"
@@ -48,7 +48,7 @@ def casing_named(word: str) -> Casing:
 
 
 class Manners(Struct, frozen=True, kw_only=True):
-    """What a server said about itself when it let us in (`005`), as far as it concerns us."""
+    """The features that a server announced during registration (`005`), as far as we use them."""
 
     casing: Casing = Casing.OLD
     room_marks: str = "#&"
@@ -67,7 +67,7 @@ class Manners(Struct, frozen=True, kw_only=True):
 
 
 def manners_after(manners: Manners, words: tuple[str, ...]) -> Manners:
-    """With one more `005` read. What is not understood changes nothing."""
+    """The features after one more `005`. Unknown tokens change nothing."""
     said = pairs(words)
     return Manners(
         casing=casing_named(said["CASEMAPPING"]) if "CASEMAPPING" in said else manners.casing,
@@ -78,12 +78,12 @@ def manners_after(manners: Manners, words: tuple[str, ...]) -> Manners:
 
 
 def _number(word: str, otherwise: int) -> int:
-    # A server that boasts of endless names would leave no place for words.
+    # A server that announces unlimited names would leave no space for the text.
     return min(int(word), 200) if word.isascii() and word.isdigit() and int(word) > 0 else otherwise
 
 
 class Whom(Struct, frozen=True, kw_only=True):
-    """Whom a room that is one person's means: an account, or exactly this one at this host."""
+    """The user behind a private channel: an account, or exactly this nick at this host."""
 
     nick: str = ""
     user_at_host: str = ""
@@ -91,12 +91,13 @@ class Whom(Struct, frozen=True, kw_only=True):
 
 
 def speaker_id(source: str, account: str, manners: Manners) -> str:
-    """Who it is. Of an account the server's word, else all that is seen of them, which is no proof."""
+    """The id of a user: the account if the server vouches for one, else the whole source, which
+    proves nothing."""
     return manners.fold(f"{ACCOUNT}{account}" if account else source)
 
 
 def whom(room: str) -> Whom | None:
-    """The person behind a room of two; None where it is no such room, or no name that may be written to."""
+    """The user of a private channel; None if it is not one, or its name cannot be written to."""
     if room.startswith(ACCOUNT):
         account = room.removeprefix(ACCOUNT)
         return Whom(account=account) if _NICK.fullmatch(account) else None

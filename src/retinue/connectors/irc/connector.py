@@ -1,4 +1,4 @@
-"""The door to an IRC server: one line to it, held for as long as it holds."""
+"""The IRC connector: keeps one connection to an IRC server."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from retinue.domain.errors import RetinueError
 log = logging.getLogger(__name__)
 
 ARRIVAL_S_MAX = 60.0
-LINE_WAIT_S_MAX = 10.0  # how long a delivery waits for a line that is not there
+LINE_WAIT_S_MAX = 10.0  # how long a delivery waits for a connection
 REJOIN_S = 5.0
 REJOIN_S_MAX = 600.0
 OFFER_S = 0.5
 OFFER_S_MAX = 30.0
-HEARD_MAX = 1000  # messages that the house has not taken yet; then we stop reading, and the server has to wait
+HEARD_MAX = 1000  # Messages that are not accepted yet. At the limit we stop reading, which makes the server wait.
 TARGET_BYTES_MAX = 200
 TOKEN_BITS = 48
 GOODBYE = "goodbye"
 
 
 class IrcConnector:
-    """Speaks with one IRC server, which keeps nothing for those who are away."""
+    """Connects one IRC server. A server keeps no messages for absent users."""
 
     repeats_safely = False
     attempts_max = PATIENT_ATTEMPTS_MAX
@@ -60,13 +60,14 @@ class IrcConnector:
         self._one_delivery = asyncio.Lock()
         self._present: Presence | None = None
         self._arrived = asyncio.Event()
-        self._heard: deque[Incoming] = deque()  # outlives a line: what was read is offered until it is taken
+        # survives a reconnect: a message that was read is passed until it is accepted
+        self._heard: deque[Incoming] = deque()
         self._changed = asyncio.Event()
-        self._nicks: dict[str, str] = {}  # by which nick an account last spoke
+        self._nicks: dict[str, str] = {}  # the nick that an account last used
 
     @property
     def abilities(self) -> Abilities:
-        """As wide as the server's lines are behind our own name, which it lengthens and shortens as it likes."""
+        """The text length depends on our prefix, which the server may change."""
         present = self._present
         manners = present.arrival.manners if present else Manners()
         prefix = present.arrival.prefix if present else ""
@@ -74,15 +75,15 @@ class IrcConnector:
 
     @property
     def is_in(self) -> bool:
-        """Whether there is a line, and we are in every room that is ours to be in."""
+        """Whether there is a connection and all configured channels are joined."""
         return self._present is not None and self._present.rooms <= self._present.inside
 
     @property
     def inside(self) -> frozenset[str]:
-        """The rooms in which we are now."""
+        """The channels that are joined now."""
         return frozenset(self._present.inside) if self._present else frozenset()
 
-    # What comes in
+    # --- inbound ---
 
     async def listen(self, accept: Accept) -> None:
         await _first_to_end(self._hold_the_line(), self._hand_in(accept))
@@ -91,26 +92,27 @@ class IrcConnector:
         while True:
             while self._heard:
                 await self._until_taken(self._heard[0], accept)
-                self._heard.popleft()  # only now: what was not taken is offered again
+                self._heard.popleft()  # only now: a message that was not accepted is passed again
                 self._changed.set()
             self._changed.clear()
             await self._changed.wait()
 
     async def _until_taken(self, incoming: Incoming, accept: Accept) -> None:
-        """Offer it again and again, and keep the line meanwhile: what is said without one is gone."""
+        """Pass a message until it is accepted, and keep the connection meanwhile: messages sent to
+        a disconnected client are lost."""
         wait_s = OFFER_S
         while True:
             try:
                 await self._remember(incoming)
                 await accept(incoming)
                 return
-            except Exception as error:  # noqa: BLE001 - whatever kept the house from it, it is not the line
+            except Exception as error:  # noqa: BLE001 - whatever it was, the connection is not the cause
                 log.warning("the house could not take what was said", extra={"error": type(error).__name__})
             await self._clock.sleep(wait_s)
             wait_s = min(wait_s * 2, OFFER_S_MAX)
 
     async def _remember(self, incoming: Incoming) -> None:
-        """By which nick an account is found, where we can answer only by a nick."""
+        """Remember the nick of an account, because IRC delivers only to nicks."""
         person = whom(incoming.room) if incoming.peer else None
         if person is None or not person.account or self._nicks.get(person.account) == incoming.speaker.name:
             return
@@ -194,7 +196,8 @@ class IrcConnector:
             present.wire.write(encoded("JOIN", name, *([key] if key else [])))
 
     def _come_back(self, present: Presence, room: str, rejoining: set[str], wait_s: float = REJOIN_S) -> None:
-        """Knock again after a while, and ever more seldom: a room may have put us out for good."""
+        """Try to join again later, with exponential back-off: the channel may have banned us for
+        good."""
         if room in rejoining or present.ended.is_set():
             return
         rejoining.add(room)
@@ -221,23 +224,24 @@ class IrcConnector:
                 self._changed.set()
 
     async def _watch(self, present: Presence) -> None:
-        """A line that is only half there says nothing: so ask, and end it where nobody answers."""
+        """Detect a half-open connection: send a PING after a silence, and raise if it is not
+        answered."""
         while True:
             before = present.lines_heard
             await self._clock.sleep(self._settings.silence_s)
             if present.fold(present.nick) != present.fold(present.wanted_nick):
-                present.wire.write(encoded("NICK", present.wanted_nick))  # whoever had it may have gone
+                present.wire.write(encoded("NICK", present.wanted_nick))  # its other user may have left
             if present.lines_heard != before or len(self._heard) >= HEARD_MAX:
-                continue  # it is there; or it is we who do not read at the moment
+                continue  # it is alive, or we do not read at the moment
             present.wire.write(encoded("PING", last=present.token))
             await self._clock.sleep(self._settings.answer_s)
             if present.lines_heard == before:
                 raise LineLost("the server does not answer any more", because="the line is only half there")
 
-    # What goes out
+    # --- outbound ---
 
     async def deliver(self, parcel: Parcel) -> Delivery:
-        async with self._one_delivery:  # what the server has against a line can then only mean this one
+        async with self._one_delivery:  # so that an error of the server can only be about this delivery
             present = await self._line()
             target = await self._target(present, parcel.room)
             manners = present.arrival.manners
@@ -274,13 +278,14 @@ class IrcConnector:
                 raise DeliveryFailed("the line to the server broke before anything was sent") from None
             raise
         except TimeoutError:
-            present.wire.drop()  # it reads us no more, or does not say so: the next line may be a better one
+            present.wire.drop()  # the server does not read or does not answer: a new connection may be better
             raise
         finally:
             present.proof = None
 
     async def _target(self, present: Presence, room: str) -> str:
-        """The name to write to. A room of two is written to only while the same person has that nick."""
+        """The nick or channel to write to. In a private channel, the nick must still belong to the
+        same user."""
         manners = present.arrival.manners
         if len(room.encode()) > TARGET_BYTES_MAX:
             raise _nobody(room, "no name on IRC is that long")
@@ -299,7 +304,8 @@ class IrcConnector:
         return person.nick
 
     async def _until_inside(self, present: Presence, room: str) -> None:
-        """Of a room that is ours to be in: we may be on our way there, or have been put out a moment ago."""
+        """Wait until a configured channel is joined: joining may be in progress, or we were just
+        removed."""
         while room in present.rooms and room not in present.inside:
             present.moved.clear()
             try:
@@ -328,7 +334,7 @@ class IrcConnector:
         if person.user_at_host and fold(inquiry.user_at_host) != fold(person.user_at_host):
             raise _nobody(room, f"the nick {person.nick} is gone, or somebody else's now")
 
-    # Whether we may come in
+    # --- check ---
 
     async def check(self) -> Finding:
         if self._present is not None:
@@ -349,7 +355,7 @@ def _nobody(room: str, because: str) -> DeliveryFailed:
 
 
 async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
-    """Do all of it until one ends, and end the rest. What the one raised is raised."""
+    """Run all coroutines until one ends, then cancel the rest. Raises what the first one raised."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

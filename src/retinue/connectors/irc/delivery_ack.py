@@ -1,5 +1,7 @@
-"""What proves that a server took our words. IRC gives no receipts, but a server reads us in order: its answer to a PING
-that we sent after the words proves that it read them, and whatever it had against them came before.
+"""Proves that a server accepted our lines.
+
+IRC has no receipts, but a server processes a connection in order. So its answer to a PING that we
+sent after the lines proves that it read them. Any error about them arrives before that answer.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from retinue.connectors.irc.casemapping import Manners
 from retinue.connectors.irc.irc_formatting import plain
 from retinue.connectors.irc.irc_message import Line
 
-RETRY_S = 30.0  # servers that ask for patience do not say how much
+RETRY_S = 30.0  # servers that throttle do not say for how long
 SERVER_WORDS_MAX = 200
 
 _NO_SUCH_ROOM = ("401", "402", "403", "406")
@@ -23,18 +25,18 @@ REFUSALS = (*_NO_SUCH_ROOM, *_NOT_FROM_US, *_TOO_LONG, *_PATIENCE)
 
 
 class HalfSaid(ConnectionError):
-    """Some lines were taken and some were not: sending all again would double some."""
+    """Some lines were accepted and some were not: sending all again would duplicate some."""
 
 
 @dataclass(slots=True, eq=False)
 class Proof:
-    """Watches what comes back after `lines` lines to one target."""
+    """Tracks the server's answers to `lines` sent to one target."""
 
     target: str
     token: str
     lines: tuple[str, ...]
     manners: Manners
-    echoes: bool  # the server sends our own words back: its word for having taken them
+    echoes: bool  # the server echoes our own messages, which proves that it accepted them
     labels: bool
     settled: asyncio.Future[Delivery] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     _refused: list[Line] = field(default_factory=list[Line])
@@ -82,7 +84,8 @@ class Proof:
         elif not self.echoes or len(self._echoed) == len(self.lines):
             named = self._echoed[-1] if self._echoed else ""
             self.settled.set_result(Delivery(named or f"pong:{self.token}"))
-        # else: read, and not yet echoed. Until it is, nobody knows; whoever waits has an end to that.
+        # Otherwise the lines were read but not echoed yet, so the result is unknown. The caller has
+        # a timeout.
 
 
 def refused(line: Line, target: str) -> DeliveryFailed:

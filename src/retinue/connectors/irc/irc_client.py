@@ -1,4 +1,4 @@
-"""Our being on a server, from when it let us in until the line ends: what it says is sorted here."""
+"""A registered connection to an IRC server: handles and dispatches the messages of the server."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _WHOIS_ENDS = ("318", "401")
 
 
 class LineBroke(ConnectionError):
-    """The line ended while something was under way on it."""
+    """The connection ended during an operation on it."""
 
 
 @dataclass(slots=True)
 class Inquiry:
-    """Who has a nick now, as the server answers it."""
+    """A WHOIS query: who has a nick now."""
 
     nick: str
     answered: asyncio.Future[None]
@@ -38,20 +38,20 @@ class Inquiry:
 
 @dataclass(slots=True, eq=False)
 class Presence:
-    """One connection. `token` names it, and differs from that of every other."""
+    """One connection. `token` identifies it and is unique."""
 
     wire: Wire
     token: str
     wanted_nick: str
     arrival: Arrival
-    rooms: set[str]  # that we are to be in, folded
-    on_turned_out: Callable[[str], None]  # of a room that we were put out of, or not let into
+    rooms: set[str]  # that we should be in, case-folded
+    on_turned_out: Callable[[str], None]  # called for a channel that removed us or refused our JOIN
     inside: set[str] = field(default_factory=set[str])
     lines_heard: int = 0  # of any kind: proof of life
     proof: Proof | None = None
     inquiry: Inquiry | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    moved: asyncio.Event = field(default_factory=asyncio.Event)  # into a room
+    moved: asyncio.Event = field(default_factory=asyncio.Event)  # set when we have joined a channel
     _said: int = 0
 
     @property
@@ -65,7 +65,7 @@ class Presence:
         return ability in self.arrival.granted
 
     async def while_up(self, waiting: Awaitable[T]) -> T:
-        """What is waited for; `LineBroke` once the line has ended before it came."""
+        """Await something. Raises `IrcConnectionBroke` if the connection ends first."""
         wanted = asyncio.ensure_future(waiting)
         end = asyncio.ensure_future(self.ended.wait())
         try:
@@ -89,10 +89,10 @@ class Presence:
         )
         return self.proof
 
-    # What the server says
+    # --- messages from the server ---
 
     def read(self, line: Line) -> Incoming | None:
-        """Sort one line: what a person said is given back, all else is dealt with here."""
+        """Handle one message. A person's message is returned; everything else is handled here."""
         self.lines_heard += 1
         match line.command:
             case "PING":

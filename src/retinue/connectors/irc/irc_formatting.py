@@ -1,4 +1,4 @@
-"""The words of an IRC message: without colours on the way in, cut to lines on the way out."""
+"""The text of an IRC message: colors removed on the way in, split into lines on the way out."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ CTCP = "\x01"
 ACTION = "ACTION"
 USER_BYTES_MAX = 12
 HOST_BYTES_MAX = 63
-TEXT_BYTES_MIN = 100  # below this a server's own names leave no place for words, and we do not believe it
+TEXT_BYTES_MIN = 100  # A server that leaves less than this is not believed.
 
-# Colours are a mark with up to two numbers behind it, or a mark with up to two colours in hexadecimal.
+# A color is a control character with up to two decimal or hexadecimal color codes.
 _COLOURS = re.compile(r"\x03(?:\d{1,2}(?:,\d{1,2})?)?|\x04(?:[0-9A-Fa-f]{6}(?:,[0-9A-Fa-f]{6})?)?")
 _MARKS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _BREAKS = re.compile(r"[\r\n\x0b\x0c\x85\u2028\u2029]+")
 
 
 def plain(text: str) -> str:
-    """Without colours and other marks that a reader would not see."""
+    """Remove colors and other invisible control characters."""
     return _MARKS.sub("", _COLOURS.sub("", text))
 
 
 def ctcp(text: str) -> tuple[str, str] | None:
-    """What a client asks of a client, and the rest of it; None where a person says something."""
+    """The command and arguments of a CTCP request; None if it is a normal message."""
     if not text.startswith(CTCP):
         return None
     command, _, rest = text.strip(CTCP).partition(" ")
@@ -34,9 +34,9 @@ def ctcp(text: str) -> tuple[str, str] | None:
 
 
 def text_bytes_max(prefix: str, manners: Manners, *, target: str | None = None) -> int:
-    """How many bytes of words one line has, when the server sends it on with our prefix before it.
+    """The bytes of text that fit into one line when the server relays it with our prefix.
 
-    Before we know our prefix it is taken to be as long as it may become.
+    Before the prefix is known, its maximum length is assumed.
     """
     before = len(prefix.encode()) or manners.nick_bytes_max + USER_BYTES_MAX + HOST_BYTES_MAX + len("!@")
     name = manners.target_bytes_max if target is None else len(target.encode())
@@ -44,7 +44,7 @@ def text_bytes_max(prefix: str, manners: Manners, *, target: str | None = None) 
 
 
 def sayable(text: str, bytes_max: int) -> list[str]:
-    """The lines to be sent, none of them empty, cut between words where one is too long."""
+    """Split a text into lines to send, none of them empty. Long lines are split at spaces."""
     lines: list[str] = []
     for line in _BREAKS.split(text):
         rest = _MARKS.sub("", line).rstrip()
@@ -59,15 +59,15 @@ def sayable(text: str, bytes_max: int) -> list[str]:
 
 def _head(text: str, bytes_max: int) -> str:
     raw = text.encode("utf-8", errors="replace")[:bytes_max]
-    head = raw.decode("utf-8", errors="ignore")  # a letter is not cut in two
+    head = raw.decode("utf-8", errors="ignore")  # do not cut a character in two
     while len(head) > 1 and len(head) < len(text) and unicodedata.combining(text[len(head)]):
-        head = head[:-1]  # nor its accent cut off
+        head = head[:-1]  # nor separate it from its accent
     space = head.rfind(" ", 1)
     return head[: space + 1] if space > len(head) // 2 else head
 
 
 def addressed(text: str, nicks: tuple[str, ...], manners: Manners) -> tuple[str, bool]:
-    """The words without the name they begin with, and whether one of our names is in them."""
+    """The text without a leading nick of ours, and whether one of our nicks occurs in it."""
     folded = manners.fold(text)
     for nick in nicks:
         name = re.escape(manners.fold(nick))

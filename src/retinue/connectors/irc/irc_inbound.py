@@ -1,4 +1,4 @@
-"""What was said, made into what the house is handed. Pure: a line in, an `Incoming` or nothing out."""
+"""Converts IRC messages to inbound messages. Pure: a message in, an `InboundMessage` or None out."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _BOT = ("bot", "draft/bot", "inspircd.org/bot")
 def heard(
     line: Line, *, own_nicks: tuple[str, ...], granted: frozenset[str], manners: Manners, otherwise_id: str
 ) -> Incoming | None:
-    """None for what nobody said: a server's own words, what clients ask of each other, an empty line.
+    """Convert a message. Returns None for a server notice, a CTCP request or an empty text.
 
-    `otherwise_id` names it where the server gives it no name.
+    `fallback_id` is the message id if the server assigns none.
     """
     if "!" not in line.source or "@" not in line.source or len(line.words) < 2:
         return None
@@ -58,14 +58,14 @@ def _said(line: Line) -> str | None:
         return plain(line.last).strip() or None
     command, rest = asked
     if command != ACTION or line.command != "PRIVMSG":
-        return None  # what clients ask each other, for their version and the like, is not answered
+        return None  # CTCP requests of other clients, such as VERSION, are not answered
     did = plain(rest).strip()
     return f"* {line.nick} {did}" if did else None
 
 
 def _speaker(line: Line, granted: frozenset[str], manners: Manners) -> Speaker:
-    # Believed on this very line only. Whoever keeps in mind which nick had which account is one unseen change of names
-    # away from taking a stranger for a friend.
+    # Trusted for this message only. With a remembered mapping from nick to account, one missed nick
+    # change would identify a stranger as a friend.
     said = line.tags.get("account", "") if ACCOUNT_TAG in granted else ""
     account = "" if said == "*" else said
     return Speaker(

@@ -1,5 +1,6 @@
-"""Lines of IRC, read and written: tags, a source, a command and its words. Tolerant in what is read, strict in what
-is written: nothing that somebody said can become a second line.
+"""Parses and encodes IRC messages: tags, source, command and parameters.
+
+The parser is tolerant and the encoder strict: no text can become a second line.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-LINE_BYTES_MAX = 512  # with its end, without its tags
+LINE_BYTES_MAX = 512  # with CRLF, without tags
 TAGS_BYTES_MAX = 8191
 LONGEST_BYTES = LINE_BYTES_MAX + TAGS_BYTES_MAX
-WORDS_MAX = 15  # RFC 2812; what is more belongs to the last
+WORDS_MAX = 15  # RFC 2812; further ones are joined into the last
 END = b"\r\n"
 
 _ESCAPES = {":": ";", "s": " ", "\\": "\\", "r": "\r", "n": "\n"}
@@ -23,11 +24,11 @@ _BREAKS = re.compile(r"[\r\n\x00]")
 
 
 class Line(Struct, frozen=True, kw_only=True):
-    """One line as the server sent it."""
+    """One message from the server."""
 
     command: str
     words: tuple[str, ...] = ()
-    source: str = ""  # `nick!user@host` of a person, the name of a server, or empty
+    source: str = ""  # `nick!user@host` of a user, the name of a server, or empty
     tags: Mapping[str, str] = {}
 
     @property
@@ -43,7 +44,7 @@ class Line(Struct, frozen=True, kw_only=True):
 
 
 def decoded(raw: bytes) -> str:
-    """As UTF-8; where it is none, as what older clients write."""
+    """Decode as UTF-8, or else as Windows-1252, which older clients send."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -51,7 +52,7 @@ def decoded(raw: bytes) -> str:
 
 
 def parsed(raw: bytes) -> Line | None:
-    """None for what is no line at all: such ones are passed over."""
+    """Parse a line. Returns None if it is invalid; callers skip it."""
     text = decoded(raw.rstrip(b"\r\n").replace(b"\x00", b""))
     tags: dict[str, str] = {}
     if text.startswith("@"):
@@ -89,9 +90,11 @@ def _meant(value: str) -> str:
 
 
 def encoded(command: str, *words: str, last: str | None = None, tags: Mapping[str, str] | None = None) -> bytes:
-    """One line, to be sent. `last` may have spaces, and stands behind a colon; the words before may not.
+    """Encode one message. `trailing` may contain spaces and is sent after a colon; the other
+    parameters may not.
 
-    Raises ValueError for what would be read as something else than is meant: whoever calls has cleaned it.
+    Raises ValueError for a parameter that the server would parse differently. The caller sanitizes
+    its input.
     """
     for word in words:
         if not word or " " in word or word.startswith(":") or _BREAKS.search(word):
@@ -110,7 +113,7 @@ def encoded(command: str, *words: str, last: str | None = None, tags: Mapping[st
 
 
 def pairs(words: Iterable[str]) -> dict[str, str]:
-    """Of words such as `NICKLEN=30`: what each says, or nothing where it only names itself."""
+    """Parse tokens such as `NICKLEN=30`. The value is empty for a token without one."""
     return {key: value for key, _, value in (word.partition("=") for word in words)}
 
 

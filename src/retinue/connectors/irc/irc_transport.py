@@ -1,4 +1,4 @@
-"""The line to a server: bytes out at a measured pace, lines in, and every wait with an end."""
+"""The connection to an IRC server: rate-limited writes, parsed reads, and a timeout for every wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 async def within(clock: Clock, seconds: float, waiting: Awaitable[T]) -> T:
-    """What is waited for; TimeoutError once the clock has gone on for so long."""
+    """Await something. Raises TimeoutError after so many seconds of the given clock."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:
         take_back = clock.later(seconds, lambda: limit.reschedule(loop.time()))
@@ -28,7 +28,8 @@ async def within(clock: Clock, seconds: float, waiting: Awaitable[T]) -> T:
 
 
 class Pace:
-    """At most so many lines in any stretch of so many seconds: servers throw out whoever floods them."""
+    """At most so many lines in any window of so many seconds: servers disconnect clients that flood
+    them."""
 
     def __init__(self, clock: Clock, *, lines: int, window_s: float) -> None:
         self._clock = clock
@@ -42,11 +43,13 @@ class Pace:
 
 @dataclass(slots=True, eq=False)
 class Wire:
+    """An open connection to an IRC server."""
+
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     async def read(self) -> Line:
-        """The next line that is one. Raises LineLost where there will be no more."""
+        """The next valid message. Raises `ConnectionLost` at the end of the connection."""
         while True:
             try:
                 raw = await self.reader.readline()
@@ -54,7 +57,7 @@ class Wire:
                 raise LineLost("the server sent a line without an end") from None
             except OSError as error:
                 raise LineLost("the line to the server broke", because=_reason(error)) from error
-            if not raw.endswith(b"\n"):  # the end of it all; half a line says nothing
+            if not raw.endswith(b"\n"):  # end of stream; a partial line is discarded
                 raise LineLost("the server closed the line")
             if (line := parsed(raw)) is not None:
                 return line
@@ -67,7 +70,7 @@ class Wire:
         self.writer.write(b"".join(lines))
 
     def close(self) -> None:
-        """With what was written on its way, as far as the other side still takes it."""
+        """Close after flushing what was written, as far as the other side still reads."""
         self.writer.close()
 
     def drop(self) -> None:
@@ -95,7 +98,7 @@ def _trusted(ca_file: str) -> ssl.SSLContext:
     if ca_file:
         try:
             context.load_verify_locations(ca_file)
-        except OSError as error:  # also of a file that holds no certificate
+        except OSError as error:  # also raised for a file without a certificate
             raise LineLost(
                 "the certificate in `tls_ca_file` cannot be read",
                 because=_reason(error),
@@ -110,7 +113,7 @@ def _reason(error: OSError) -> str:
 
 
 def is_here(host: str) -> bool:
-    """Whether it is this machine, so that nobody listens on the way."""
+    """Whether the host is this machine, so that the traffic cannot be read on a network."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,5 +1,6 @@
-"""Coming in: from the first line we send to a server until it has told us all it tells a newcomer. Pure: lines in,
-lines out, or `LineLost` with what the owner can do about it.
+"""IRC connection registration, from the first line that we send to the end of the MOTD.
+
+Pure: messages in, lines out, or `ConnectionLost` with advice for the owner.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from retinue.connectors.irc.irc_message import Line, encoded, pairs
 
 NICKS_TRIED_MAX = 5
 SASL_CHUNK_BYTES = 400
-SERVER_WORDS_MAX = 200  # of what a server says to us, shown to the owner
+SERVER_WORDS_MAX = 200  # characters of a server's text that are shown to the owner
 
 ACCOUNT_TAG = "account-tag"
 ECHO = "echo-message"
@@ -29,7 +30,7 @@ _NICK_TAKEN = ("433", "436", "437")
 _NICK_BAD = ("431", "432")
 _SASL_REFUSED = ("902", "904", "905", "906", "908")
 _NOT_LET_IN = {"464": "the server refused our password", "465": "the server has banned us"}
-# Some servers have no number for it, and say it with their last words.
+# Some servers have no numeric for it and only say it in their ERROR message.
 _UNWANTED = re.compile(r"password|access denied|not authori[sz]ed|banned|\b[kgz]-?lined?\b", re.IGNORECASE)
 _MOTD_ENDS = ("376", "422")
 
@@ -46,16 +47,17 @@ class Credentials:
 
 @dataclass(slots=True)
 class Arrival:
-    """`begin` says the first lines; `read` answers each of the server's; `done` is true once we are in."""
+    """The registration dialog. `start` returns the first lines, `handle` the answer to each
+    message. `is_done` is true once registered."""
 
     credentials: Credentials
     nick: str = ""
-    prefix: str = ""  # how others see us, where the server said so
+    prefix: str = ""  # how others see us, if the server said so
     granted: set[str] = field(default_factory=set[str])
     manners: Manners = Manners()
     done: bool = False
     _offered: dict[str, str] = field(default_factory=dict[str, str])
-    _asked: int = 0  # for how many abilities we still wait for a word
+    _asked: int = 0  # capability requests that are not answered yet
     _nicks_tried: int = 1
     _welcome: bool = False
 
@@ -133,7 +135,7 @@ class Arrival:
         if self.credentials.account and _has_plain(self._offered):
             wanted.append(SASL)
         self._asked = len(wanted)
-        # One at a time: a server that will not grant one of them refuses all that were asked for with it.
+        # One at a time: a server that does not grant one of them refuses all in the same request.
         return [encoded("CAP", "REQ", last=name) for name in wanted] or [encoded("CAP", "END")]
 
     def _answered(self, line: Line) -> list[bytes]:
@@ -147,7 +149,7 @@ class Arrival:
         proof = base64.b64encode(f"{own.account}\0{own.account}\0{own.account_password}".encode()).decode()
         chunks = [proof[i : i + SASL_CHUNK_BYTES] for i in range(0, len(proof), SASL_CHUNK_BYTES)]
         if len(chunks[-1]) == SASL_CHUNK_BYTES:
-            chunks.append("+")  # a full last one would be taken for one with more to come
+            chunks.append("+")  # a last chunk of full length would mean that more follows
         return [encoded("AUTHENTICATE", chunk) for chunk in chunks]
 
 
@@ -157,7 +159,7 @@ def _has_plain(offered: dict[str, str]) -> bool:
 
 
 def lost(sentence: str, line: Line | None, *, needs_owner: bool = False, set_: str = "") -> LineLost:
-    """With what the server said of it, as far as it can be shown."""
+    """The lost connection, with the server's text if it can be shown."""
     said = plain(line.last)[:SERVER_WORDS_MAX] if line is not None else ""
     return LineLost(
         sentence,

@@ -1,4 +1,4 @@
-"""What can be set for one IRC server."""
+"""Settings of an IRC connector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PORT_MAX = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IrcSettings:
-    """An IRC server, and who we are on it."""
+    """An IRC server, and our account on it."""
 
     host: str = setting("", "name or address of the server", example='"irc.libera.chat"')
     port: int = setting(6697, "its port", least=1, most=PORT_MAX)

@@ -1,4 +1,5 @@
-"""How the line of a connector fares, and how long to wait after it broke. Nouns and sums; the switchboard acts."""
+"""Health of a connector, and the back-off after its connection broke. Pure types and arithmetic;
+the supervisor acts."""
 
 from __future__ import annotations
 
@@ -9,26 +10,27 @@ from msgspec import Struct
 
 AGAIN_FIRST_S = 1.0
 AGAIN_MAX_S = 60.0
-ASKED_MAX_S = 3600.0  # the longest that a place's word on when to come again is believed
+ASKED_MAX_S = 3600.0  # the longest delay that a platform can request
 NEEDS_OWNER_S = 900.0
-STEADY_S = 60.0  # a line that has held for so long is well, though nothing was said
-JITTER = 0.5  # the share of a wait that chance decides: houses that lost one place together do not come back together
+STEADY_S = 60.0  # a connection that lasted this long is healthy, even without messages
+JITTER = 0.5  # the random share of a delay, so that instances that lost a platform together do not reconnect together
 _DOUBLINGS_MAX = 10
 
 
 class LineState(StrEnum):
-    """What the line to a place is doing."""
+    """The status of the connection to a platform."""
 
-    OFF = "off"  # by the settings
-    FAILED = "failed"  # there is no connector: it could not be made
-    TRYING = "trying"  # taken up again after a break, and nobody knows yet
+    OFF = "off"  # disabled by the settings
+    FAILED = "failed"  # there is no connector: it could not be created
+    TRYING = "trying"  # reconnecting after a break, result not known yet
     LISTENING = "listening"
-    WAITING = "waiting"  # it broke, and is taken up again in a while
-    NEEDS_OWNER = "needs-owner"  # it broke, and waiting does not help
+    WAITING = "waiting"  # the connection broke and is retried after a delay
+    NEEDS_OWNER = "needs-owner"  # the connection broke, and waiting does not help
 
 
 class LineHealth(Struct, frozen=True, kw_only=True):
-    """One connector, as it fares now. `breaks` are those in a row; `again_at` is when the line is tried next."""
+    """The current health of one connector. `failures` counts consecutive ones; `retry_at` is the
+    next attempt."""
 
     instance: str
     kind: str
@@ -47,9 +49,11 @@ class LineHealth(Struct, frozen=True, kw_only=True):
 
 
 def wait_s(breaks: int, *, chance: float, asked_s: float | None = None, needs_owner: bool = False) -> float:
-    """How long to leave a line alone that broke this often in a row. `chance` is from 0 to 1.
+    """The delay before reconnecting after this many consecutive failures. `random_share` is from 0
+    to 1.
 
-    Never less than the place asked for, and never at one moment with everyone else who was thrown out.
+    It is never shorter than the delay that the platform requested. It is jittered, so that clients
+    that were disconnected together do not return together.
     """
     longest = AGAIN_FIRST_S * 2 ** min(max(breaks - 1, 0), _DOUBLINGS_MAX)
     own = NEEDS_OWNER_S if needs_owner else min(longest, AGAIN_MAX_S)

@@ -1,5 +1,5 @@
-"""Where a connector keeps its own few words: in the store, and under its instance's name, so that two of a kind never
-read each other's."""
+"""A connector's own key-value state in the store, under the connector's name, so that two of one
+platform never share keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from retinue.store.core.connection import Store
 
 
 class StoreShelf:
-    """Committed when `put` returns: a half-written word cannot be, whenever the house is killed."""
+    """Connector state in the store. Committed when `put` returns, so a crash cannot leave a partial
+    value."""
 
     def __init__(self, store: Store, clock: Clock, instance: str) -> None:
         self._store = store

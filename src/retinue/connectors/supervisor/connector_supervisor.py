@@ -1,7 +1,7 @@
-"""The lines of the house: every connector it has, made as the settings say, and kept listening.
+"""The connector supervisor: creates every connector from the settings and keeps it listening.
 
-A connector that quietly stops is a door that quietly shuts. So each line has someone who takes it up again however it
-ended, and whose word on how it fares can be asked for at any time.
+A connector that silently stops would silently lose messages. So each one has a task that restarts
+it however it ended, and a status that can be read at any time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from retinue.store.core.connection import Store
 
 log = logging.getLogger(__name__)
 
-TRIES_MAX = 3  # of one message that the house stumbles over, before it is set aside
+TRIES_MAX = 3  # failed attempts to process one message before it is stored as a poison message
 STUMBLES_KEPT_MAX = 1_000
 CLOSE_S = 10.0
 CHECK_S = 30.0
@@ -63,7 +63,7 @@ async def tell_nobody(_instance: str, _lost: LineLost, _at_ms: int) -> None: ...
 
 
 class Needs(Struct, frozen=True, kw_only=True):
-    """What a switchboard is handed."""
+    """Services that a supervisor needs."""
 
     store: Store
     clock: Clock
@@ -74,19 +74,19 @@ class Needs(Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
     path_of: Callable[[Attachment], Path]
     kinds: Kinds
-    ready: Callable[[], Mapping[str, Connector]] = dict[str, Connector]  # what plug-ins bring whole
+    ready: Callable[[], Mapping[str, Connector]] = dict[str, Connector]  # connectors that plugins provide ready-made
     tell_owner: TellOwner = tell_nobody
-    opened: Callable[[str], None] = lambda _instance: None  # told when an instance can deliver again
+    opened: Callable[[str], None] = lambda _instance: None  # called when a connector can deliver again
 
 
 class _Line(Struct, eq=False):
-    """One instance: its connector where there is one, and what became of it so far."""
+    """One connector, if it could be created, and its history since then."""
 
     instance: str
     kind: str
     state: LineState
     since: Any
-    settings: ConnectorSettings | None = None  # None: it was put here ready-made
+    settings: ConnectorSettings | None = None  # None: it was added ready-made
     connector: Connector | None = None
     task: asyncio.Task[None] | None = None
     heard: Any = None
@@ -96,13 +96,15 @@ class _Line(Struct, eq=False):
     try_this: str = ""
     again: Any = None
     trouble_over: bool = False
-    brought: bool = False  # by a plug-in, whole
+    brought: bool = False  # ready-made by a plugin
 
 
 class Switchboard:
-    """Owns the live connectors. `connectors` is what the outbox sends by: it changes as lines come and go.
+    """Owns the live connectors. `connectors` is the mapping the outbox sends through; it changes as
+    connectors come and go.
 
-    `wrap` is put round each connector before the outbox has it, so that no secret leaves by it.
+    `wrap` is applied to each connector before the outbox gets it, so that no secret leaves through
+    it.
     """
 
     def __init__(
@@ -123,17 +125,19 @@ class Switchboard:
         self._fitting = asyncio.Lock()
         self._soon: set[asyncio.Task[None]] = set()
 
-    # --- as the settings say ---
+    # --- settings ---
 
     async def fit(self, wanted: Mapping[str, ConnectorSettings]) -> None:
-        """Make, open and close until those are here that should be. What did not change is left alone.
+        """Create, start and stop connectors until they match the settings. Unchanged ones are left
+        alone.
 
-        Where a plug-in brings a connector whole under a name of the settings, the settings are meant.
+        If a plugin provides a ready-made connector under a name in the settings, the settings win.
         """
         async with self._fitting:
-            if self._closed:  # what is still to be sent leaves by what is here
+            if self._closed:  # remaining deliveries use the connectors that are here
                 return
-            # Nobody takes the place of what the house itself delivers by, nor takes it along when they go.
+            # A plugin cannot replace the server's own connectors, nor remove them when it is
+            # unloaded.
             brought = {
                 name: each
                 for name, each in self._needs.ready().items()
@@ -156,7 +160,7 @@ class Switchboard:
                     self._put(line)
 
     def take_up(self, wanted: Mapping[str, ConnectorSettings]) -> None:
-        """Fit in, soon: for whoever tells us of a change and cannot wait."""
+        """Schedule `sync`, for a caller that reports a change and cannot wait."""
         task = asyncio.create_task(self.fit(wanted))
         self._soon.add(task)
         task.add_done_callback(self._soon.discard)
@@ -169,7 +173,7 @@ class Switchboard:
             try:
                 line.connector = self.made(instance, settings)
                 line.state = LineState.TRYING
-            except Exception as error:  # noqa: BLE001 - a kind may raise anything, and the house opens without it
+            except Exception as error:  # noqa: BLE001 - a platform may raise anything, and the server starts without it
                 self._could_not(line, error)
         self._put(line)
 
@@ -185,12 +189,14 @@ class Switchboard:
         )
 
     def made(self, instance: str, settings: ConnectorSettings) -> Connector:
-        """A connector of these settings, not listening. Raises what is wrong with them."""
+        """Create a connector from these settings, not listening. Raises if the settings are
+        invalid."""
         kind = self._needs.kinds.find(settings.kind)
         return make(kind, whole := settled(kind, instance, settings), self._surroundings(instance, whole))
 
     def kind_of(self, instance: str) -> str:
-        """What an instance speaks, such as `telegram`; its own name where nobody says."""
+        """The platform of a connector, such as `telegram`; the connector's own name if it was added
+        ready-made."""
         line = self._lines.get(instance)
         return line.settings.kind if line is not None and line.settings is not None else instance
 
@@ -207,16 +213,19 @@ class Switchboard:
         )
 
     def _stands(self, instance: str) -> None:
-        """A connector has its line again. How often it broke is forgotten only when it has held for a while: a place
-        that lets us in and throws us out would else be asked without end."""
+        """Record that a connector is connected again.
+
+        The count of failures is reset only after the connection has lasted a while. Otherwise a
+        platform that accepts and then drops us would be retried without back-off.
+        """
         line = self._lines.get(instance)
         if line is not None and line.state is LineState.TRYING:
             line.state, line.because, line.try_this = LineState.LISTENING, "", ""
 
-    # --- lines ---
+    # --- connectors ---
 
     def open(self, connector: Connector, *, kind: str = "") -> None:
-        """Have a ready-made connector listen from now on, in place of any other of the same instance."""
+        """Add a ready-made connector and start it, replacing any other with the same name."""
         old = self._lines.pop(connector.instance, None)
         if old is not None and old.task is not None:
             old.task.cancel()
@@ -236,7 +245,7 @@ class Switchboard:
             self._connectors[line.instance] = _Shut(line.instance, "it could not be made as the settings have it")
 
     def start(self) -> None:
-        """Have every line listen. What is heard is taken in from now on."""
+        """Start listening with every connector. Received messages are accepted from now on."""
         self._open = True
         for line in self._lines.values():
             if line.connector is not None and line.task is None:
@@ -246,7 +255,7 @@ class Switchboard:
         line.task = asyncio.create_task(self._keep_listening(line, connector), name=f"listening at {line.instance}")
 
     async def close(self, instance: str) -> None:
-        """Take a line down for good. What is for it can then not be delivered."""
+        """Remove a connector for good. Envelopes for it can then not be delivered."""
         async with self._fitting:
             if instance in self._lines:
                 await self._hang_up(instance)
@@ -254,17 +263,19 @@ class Switchboard:
     async def _hang_up(self, instance: str, *, comes_back: bool = False) -> None:
         line = self._lines.pop(instance)
         old = self._connectors.pop(instance, None)
-        if comes_back and old is not None:  # what is sent meanwhile waits for it: with nobody there it would die
+        # Deliveries wait for it meanwhile; without a connector they would become dead letters.
+        if comes_back and old is not None:
             self._connectors[instance] = _Shut(instance, "it is being opened anew", repeats_safely=old.repeats_safely)
         if line.task is not None:
             line.task.cancel()
-            # Two that listen with one account throw each other out: the old one is gone before the new one comes.
+            # Two listeners with one account disconnect each other, so the old one ends before the
+            # new one starts.
             _, left = await asyncio.wait({line.task}, timeout=CLOSE_S)
             if left:
                 log.error("connector does not end", extra={"connector": instance})
 
     def abandon(self) -> None:
-        """Drop everything where it is, as a crash would. What was not confirmed, the places offer again."""
+        """Cancel everything at once, as a crash would. Platforms redeliver what was not confirmed."""
         self._open = False
         self._closed = True
         for task in self._tasks():
@@ -279,7 +290,7 @@ class Switchboard:
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [*self._soon, *(line.task for line in self._lines.values() if line.task is not None)]
 
-    # --- one line ---
+    # --- listening ---
 
     async def _keep_listening(self, line: _Line, connector: Connector) -> None:
         accept = partial(self._accept, line)
@@ -290,7 +301,7 @@ class Switchboard:
             line.state, line.since, line.again = LineState.TRYING, self._clock.now(), None
 
     async def _listen_once(self, line: _Line, connector: Connector, accept: Accept) -> LineLost:
-        """Until the line breaks, in whatever way; then why."""
+        """Listen until the connection breaks for any reason, and return that reason."""
         take_back = self._clock.later(STEADY_S, partial(_well, line))
         try:
             await connector.listen(accept)
@@ -330,7 +341,8 @@ class Switchboard:
         await self._clock.sleep(seconds)
 
     async def _tell_owner(self, line: _Line, lost: LineLost) -> None:
-        """Once for each trouble, also across restarts: when it began is kept with the connector's own words."""
+        """Alert the owner once per problem, also across restarts: the start of the problem is
+        stored."""
         try:
             began_ms = await self._aside.began(line.instance, anew=line.trouble_over)
             line.trouble_over = False
@@ -342,7 +354,7 @@ class Switchboard:
         try:
             receipt = await self._needs.take(line.instance, incoming)
         except StoreError:
-            raise  # the house could not say: the place offers it again
+            raise  # the server could not decide: the platform redelivers it
         except Exception as error:
             if not self._is_poison(line.instance, incoming):
                 raise
@@ -353,7 +365,8 @@ class Switchboard:
         return receipt
 
     def _is_poison(self, instance: str, incoming: Incoming) -> bool:
-        """Whether the house has stumbled over this message so often that it would stumble for ever."""
+        """Count a failed attempt. Returns whether the message failed so often that it would fail
+        forever."""
         key = (instance, incoming.room, incoming.message_id, incoming.revision)
         tries = self._stumbles.pop(key, 0) + 1
         if tries >= TRIES_MAX:
@@ -363,7 +376,7 @@ class Switchboard:
             del self._stumbles[next(iter(self._stumbles))]
         return False
 
-    # --- what operations ask ---
+    # --- status and checks ---
 
     def health(self) -> list[LineHealth]:
         return [self._health_of(line) for line in self._lines.values()]
@@ -371,7 +384,7 @@ class Switchboard:
     def _health_of(self, line: _Line) -> LineHealth:
         state = line.state
         if state is LineState.TRYING and line.breaks == 0:
-            state = LineState.LISTENING  # nothing speaks against it
+            state = LineState.LISTENING  # no failure so far
         return LineHealth(
             instance=line.instance,
             kind=line.kind,
@@ -386,12 +399,12 @@ class Switchboard:
         )
 
     def took(self, instance: str) -> None:
-        """A place took something that we sent."""
+        """Record that the platform accepted a delivery part."""
         if (line := self._lines.get(instance)) is not None:
             line.delivered = self._clock.now()
 
     async def check(self, instance: str) -> Finding:
-        """Ask the place of a connector that is here who we are there."""
+        """Check the login of a running connector."""
         line = self._lines.get(instance)
         if line is None:
             raise _nobody(instance)
@@ -401,7 +414,7 @@ class Switchboard:
         return await _checked(line.connector)
 
     async def try_out(self, instance: str, settings: ConnectorSettings) -> Finding:
-        """Make a connector for one question, and let it go."""
+        """Create a connector to check its login once, then discard it."""
         try:
             connector = self.made(instance, settings)
         except RetinueError as error:
@@ -411,7 +424,7 @@ class Switchboard:
         return await _checked(connector)
 
     async def offer_again(self, id_: str) -> Receipt | None:
-        """Take in what was set aside, as if it were said now. Raises what the house stumbles over this time too."""
+        """Accept a poison message as if it had just arrived. Raises the error if it fails again."""
         instance, incoming = await self._aside.get(id_)
         receipt = await self._needs.take(instance, incoming)
         await self._aside.close(id_, done=True)
@@ -426,7 +439,8 @@ class Switchboard:
 
 
 def _is_same(line: _Line, settings: ConnectorSettings | None, ready: Connector | None) -> bool:
-    """Whether a line can stay as it is. Who may talk there is asked with each message, and is no reason to hang up."""
+    """Whether a connector can stay as it is. Access rules are read with each message, so a change
+    of them is no reason to reconnect."""
     if line.settings is None or settings is None:
         by_hand = line.settings is None and not line.brought
         return settings is line.settings and (by_hand or (ready is not None and ready is line.connector))
@@ -461,8 +475,11 @@ async def _checked(connector: Connector) -> Finding:
 
 
 class _Shut:
-    """Stands where a connector could not be made, or is not here yet: what is for it waits for a while, as if the line
-    were down. Of what was being sent when the house fell, it does not say that it can be sent again."""
+    """Placeholder for a connector that could not be created or is not ready yet.
+
+    Envelopes for it wait for a while, as if the connection were down. Deliveries that were in
+    flight at a crash are not marked as safe to repeat.
+    """
 
     attempts_max = PATIENT_ATTEMPTS_MAX
 
@@ -485,7 +502,8 @@ class _Shut:
 
 
 def _told(error: BaseException) -> str:
-    """In words that may be shown. What an unknown error says may be anything, so only its kind is told."""
+    """A text for the error that may be shown. An unknown error may contain anything, so only its
+    class is named."""
     if isinstance(error, RetinueError):
         return ": ".join(part for part in (error.sentence, error.because) if part)[:ERROR_CHARS_MAX]
     if isinstance(error, OSError) and error.strerror:

@@ -1,4 +1,4 @@
-"""How the house tells its owner that a connector needs them: one letter for each trouble, however long it lasts."""
+"""Notifies the owner that a connector needs them: one envelope per problem, however long it lasts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from retinue.domain.trust import Trust
 
 
 class Owner:
+    """Sends alerts about connectors to the owner of the server."""
+
     def __init__(self, post: Post, ids: Ids, *, name: str = "owner") -> None:
         self._post = post
         self._ids = ids
         self._name = name
 
     async def tell(self, instance: str, lost: LineLost, began_ms: int) -> None:
-        """The key comes from when the trouble began: told again, it is the same letter."""
+        """Send an alert. Its idempotency key contains the start of the problem, so a repeat is the
+        same envelope."""
         lines = [f"The connector '{instance}' needs you: {lost.sentence}."]
         lines += [f"because: {lost.because}"] if lost.because else []
         lines += [f"try: {lost.try_this}"] if lost.try_this else []
@@ -36,4 +39,4 @@ class Owner:
             await self._post.post(draft)
         except Conflict as conflict:
             if conflict.code != "key.reused":
-                raise  # else it was told already, in other words
+                raise  # a reused key means that the alert was sent already, with a different text

@@ -1,4 +1,5 @@
-"""Messages that the house stumbled over again and again: put aside, so that what was said after them is heard."""
+"""Poison messages: inbound messages that failed repeatedly are stored, so that later messages are
+processed."""
 
 from __future__ import annotations
 
@@ -22,11 +23,12 @@ from retinue.store.core.connection import Store
 
 log = logging.getLogger(__name__)
 
-TROUBLE = "house/trouble"  # since when an instance needs its owner; the house's own word on a connector's shelf
+TROUBLE = "house/trouble"  # Since when a connector needs its owner. The server's own key in the connector's state.
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A message without the files it offered: they are fetched from the place, and it may not offer them again."""
+    """A message without its files: they would be fetched from the platform, which may not offer
+    them again."""
 
     room: str
     message_id: str
@@ -54,13 +56,15 @@ _decode = msgspec.json.Decoder(_Kept).decode
 
 
 class Aside:
+    """Stores, reads and closes poison messages."""
+
     def __init__(self, store: Store, clock: Clock, ids: Ids) -> None:
         self._store = store
         self._clock = clock
         self._ids = ids
 
     async def put(self, instance: str, incoming: Incoming, *, because: str, tries: int) -> None:
-        """Once this returns, the message may be confirmed to its place."""
+        """Store a poison message. Once this returns, the message may be confirmed to its platform."""
         body = partial(
             poison_messages.put,
             id_=self._ids.new(),
@@ -76,7 +80,7 @@ class Aside:
         log.error("message set aside", extra={"connector": instance, "because": because, "tries": tries})
 
     async def get(self, id_: str) -> tuple[str, Incoming]:
-        """The instance that heard it, and the message as it was heard."""
+        """The name of the connector that received the message, and the message."""
         found = await self._store.read(partial(poison_messages.get, id_=id_))
         if found is None:
             raise not_there(id_)
@@ -98,7 +102,8 @@ class Aside:
             raise not_there(id_)
 
     async def began(self, instance: str, *, anew: bool) -> int:
-        """Since when an instance needs its owner, in milliseconds: since now, unless that is known already."""
+        """Since when a connector needs its owner, in milliseconds. Stored as now if not known yet,
+        or with `is_new`."""
         now_ms = to_ms(self._clock.now())
 
         def body(conn: sa.Connection) -> int:
@@ -125,7 +130,8 @@ def from_json(body: str) -> Incoming:
 
 
 def _named(incoming: Incoming) -> str:
-    """An edit is another message: it may be the edit alone that the house stumbles over."""
+    """A key of the message within its channel. An edit counts as a separate message, because it may
+    be the edit alone that fails."""
     return f"{incoming.message_id}/{incoming.revision}" if incoming.revision else incoming.message_id
 
 

@@ -1,4 +1,4 @@
-"""Telegram: a bot of ours that is written to in person and in groups, by long polling."""
+"""Telegram: a bot in private chats and groups, by long polling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ __all__ = ["KIND", "TelegramSettings"]
 
 
 def _make(settings: TelegramSettings, surroundings: Surroundings) -> Connector:
-    from retinue.connectors.telegram.connector import TelegramConnector  # with the first one, not with the settings
+    # imported with the first connector, not with the settings
+    from retinue.connectors.telegram.connector import TelegramConnector
 
     made: TelegramConnector = TelegramConnector(settings, surroundings)
     return made

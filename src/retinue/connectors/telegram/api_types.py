@@ -1,6 +1,7 @@
-"""What Telegram sends us, as types: only the fields we use, each with a default where it may be missing.
+"""Types of the Bot API: only the fields that we use, each with a default if it may be missing.
 
-An update that does not fit is one of a kind we do not know yet; `updates.read` says so for that one alone.
+An update that does not fit is of a kind that we do not know. `updates.parse_update` handles each
+update separately.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ class User(Struct, frozen=True, kw_only=True):
     first_name: str = ""
     last_name: str = ""
     username: str = ""
-    can_read_all_group_messages: bool = True  # only of ourselves, by getMe
+    can_read_all_group_messages: bool = True  # only about ourselves, in the answer of getMe
 
     @property
     def name(self) -> str:
@@ -39,7 +40,7 @@ class Chat(Struct, frozen=True, kw_only=True):
 
 
 class Entity(Struct, frozen=True, kw_only=True):
-    """Where in a text something stands, counted in UTF-16."""
+    """A formatted range of a text, counted in UTF-16 units."""
 
     type: str
     offset: int
@@ -48,14 +49,14 @@ class Entity(Struct, frozen=True, kw_only=True):
 
 
 class TelegramFile(Struct, frozen=True, kw_only=True):
-    """A photo in one size, or any other file: they differ in what they say of it."""
+    """A photo in one size, or any other file. The fields that are set depend on the kind of file."""
 
     file_id: str
     file_unique_id: str = ""
     file_size: int | None = None
     file_name: str = ""
     mime_type: str = ""
-    file_path: str = ""  # by getFile
+    file_path: str = ""  # from getFile
     width: int = 0
     height: int = 0
     emoji: str = ""  # of a sticker
@@ -94,7 +95,7 @@ class Dice(Struct, frozen=True, kw_only=True):
 
 
 class Origin(Struct, frozen=True, kw_only=True):
-    """Where a forwarded message comes from."""
+    """The source of a forwarded message."""
 
     sender_user: User | None = None
     sender_user_name: str = ""
@@ -107,7 +108,7 @@ class TextQuote(Struct, frozen=True, kw_only=True):
 
 
 class Anything(Struct, frozen=True):
-    """Something whose being there is all that matters."""
+    """An object of which only the presence matters."""
 
 
 class Message(Struct, frozen=True, kw_only=True):
@@ -144,7 +145,7 @@ class Message(Struct, frozen=True, kw_only=True):
     migrate_to_chat_id: int | None = None
     migrate_from_chat_id: int | None = None
     forum_topic_created: Anything | None = None
-    # What people can send and we cannot read: it is said that something came.
+    # Content that we cannot read. The agent learns only that something was sent.
     story: Anything | None = None
     game: Anything | None = None
     invoice: Anything | None = None
@@ -183,7 +184,7 @@ class Update(Struct, frozen=True, kw_only=True):
 
 
 class UpdateId(Struct, frozen=True, kw_only=True):
-    """All that has to be known of an update that we do not understand."""
+    """The id of an update that cannot be decoded."""
 
     update_id: int
 
@@ -196,7 +197,7 @@ class WebhookInfo(Struct, frozen=True, kw_only=True):
 
 
 class SentMessage(Struct, frozen=True, kw_only=True):
-    """All we have to know of a message that Telegram took from us."""
+    """The id of a message that Telegram accepted from us."""
 
     message_id: int
 

@@ -1,7 +1,7 @@
-"""A thin client of the Bot API: one call, one answer, and every way in which there is none.
+"""A thin client of the Bot API: one call, one result or one typed error.
 
-The address of a call holds the token, so nothing that aiohttp raises goes any further: what went wrong is said in words
-of our own.
+The URL of a call contains the token, so exceptions of aiohttp are never passed on. Errors have our
+own texts.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import aiohttp
 
 MIB = 1024 * 1024
-DOWNLOAD_BYTES_MAX = 20 * MIB  # what the Bot API hands out
-UPLOAD_BYTES_MAX = 50 * MIB  # what it takes
-UPLOAD_BYTES_PER_S = 64 * 1024  # slower than that, a line is taken for lost
+DOWNLOAD_BYTES_MAX = 20 * MIB  # the limit of the Bot API
+UPLOAD_BYTES_MAX = 50 * MIB  # the limit of the Bot API
+UPLOAD_BYTES_PER_S = 64 * 1024  # a slower upload counts as a lost connection
 ANSWER_BYTES_MAX = 32 * MIB
 CHUNK_BYTES = 64 * 1024
 CONNECT_S = 10.0
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Refused(RetinueError):
-    """Telegram understood a call and said no: nothing came of it."""
+    """Telegram understood the call and refused it: it had no effect."""
 
     code = "telegram.refused"
 
@@ -50,13 +50,13 @@ class Refused(RetinueError):
 
 
 class NotReached(RetinueError):
-    """There is no line to Telegram: what was to be said was surely not heard."""
+    """Telegram could not be reached: the call certainly had no effect."""
 
     code = "telegram.not-reached"
 
 
 class NoAnswer(RetinueError):
-    """The line broke, or nothing that makes sense came back: nobody knows what came of the call."""
+    """The connection broke or the response was invalid: the result of the call is unknown."""
 
     code = "telegram.no-answer"
 
@@ -71,7 +71,7 @@ class _Answer(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """A file that goes with a call, under the name by which the call's arguments mean it."""
+    """A file to upload with a call, under the field name that the call's arguments refer to."""
 
     part: str
     path: Path
@@ -81,7 +81,8 @@ class Upload:
 
 
 class Api:
-    """The Bot API as one bot. Whoever makes several calls holds `line` around them."""
+    """A client of the Bot API for one bot. Hold `http_session` around several calls to share a
+    session."""
 
     def __init__(self, base: str, token: str, *, timeout_s: float) -> None:
         self._base = base.rstrip("/")
@@ -92,7 +93,7 @@ class Api:
 
     @asynccontextmanager
     async def line(self) -> AsyncGenerator[aiohttp.ClientSession]:
-        """What calls are made with: kept for as long as anyone uses it, and closed by the last."""
+        """The shared HTTP session. It is closed when its last user is done."""
         if self._session is None:
             self._session = self._opened()
         session = self._session
@@ -114,7 +115,7 @@ class Api:
         uploads: tuple[Upload, ...] = (),
         wait_s: float = 0.0,
     ) -> T:
-        """One call. `wait_s` is how long Telegram was asked to keep us waiting."""
+        """Make one call. `wait_s` is the long-polling timeout that was requested."""
         allowed_s = self._timeout_s + wait_s + sum(each.size_bytes for each in uploads) / UPLOAD_BYTES_PER_S
         async with self.line() as session:
             status, body = await self._exchange(session, method, arguments, uploads, allowed_s)
@@ -138,7 +139,7 @@ class Api:
             ) from None
 
     async def download(self, file_id: str) -> AsyncIterator[bytes]:
-        """The bytes of a file, as they come."""
+        """Stream the bytes of a file."""
         import aiohttp
 
         async with self.line() as session:
@@ -167,8 +168,8 @@ class Api:
         import aiohttp
 
         return aiohttp.ClientSession(
-            # A line of its own for each call: on one that was kept, nobody could tell whether Telegram had closed it
-            # before it read what we sent.
+            # A new connection for each call. On a reused one it would be unknown whether Telegram
+            # closed it before it read the request.
             connector=aiohttp.TCPConnector(force_close=True),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
@@ -204,7 +205,7 @@ class Api:
         return URL(f"{self._base}/{path}", encoded=True)
 
     def _clean(self, description: str) -> str:
-        """Fit to be shown: an answer that repeats its address would repeat the token."""
+        """Make a description safe to show: it may repeat the URL, which contains the token."""
         plain = "".join(each if each.isprintable() else " " for each in description.replace(self._token, "TOKEN"))
         return plain[:DESCRIPTION_LENGTH_MAX]
 
@@ -222,7 +223,7 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 def _form(arguments: Mapping[str, Any], uploads: Sequence[Upload], opened: Sequence[BinaryIO]) -> Any:
     import aiohttp
 
-    form = aiohttp.FormData(quote_fields=False)  # else people are shown "n%C3%A4me.txt"
+    form = aiohttp.FormData(quote_fields=False)  # else recipients see "n%C3%A4me.txt"
     for key, value in arguments.items():
         form.add_field(key, value if isinstance(value, str) else msgspec.json.encode(value).decode())
     for each, file in zip(uploads, opened, strict=True):

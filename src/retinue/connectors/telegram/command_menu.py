@@ -1,5 +1,5 @@
-"""The commands of the house in the menu of a bot, where people talk to it alone. Telegram keeps it: it is told once,
-and again when it changes."""
+"""The server's slash commands in a bot's menu in private chats. Telegram keeps the menu, so it is
+sent only when it changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retinue.domain.slash_command import SUMMARIES, CommandName
 
 KEY = "menu"
 DESCRIPTION_LENGTH_MAX = 256
-ALIKE = frozenset({CommandName.ABORT, CommandName.APPROVE})  # say the same as another one
+ALIKE = frozenset({CommandName.ABORT, CommandName.APPROVE})  # same meaning as another command
 
 Call = Callable[[str, Mapping[str, Any]], Awaitable[bool]]
 
@@ -29,7 +29,8 @@ def commands() -> list[dict[str, str]]:
 
 
 async def offer(call: Call, shelf: Shelf, bot: int, *, wanted: bool) -> None:
-    """Have the menu as it should be. What Telegram does not take is offered again with the next line."""
+    """Update the menu if it differs. If Telegram does not accept it, the next connection tries
+    again."""
     known = await shelf.get(KEY)
     offered = commands() if wanted else []
     now = f"{bot} {msgspec.json.encode(offered).decode()}" if wanted else ""

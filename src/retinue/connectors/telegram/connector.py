@@ -1,4 +1,4 @@
-"""One bot of ours: it hears by long polling, and sends one parcel by one call."""
+"""The Telegram connector: receives by long polling, and sends each delivery part with one call."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ CAPTION_MAX = 1024  # UTF-16 units
 PRESS_ANSWER_LENGTH_MAX = 200  # characters
 CONFLICT = 409
 EMPTY_PAUSE_S = 0.5
-MANNERS_MAX = 6  # how often one parcel is offered, each time in a plainer way
-MOVES_MAX = 1000  # rooms whose new names are kept at hand; the store has them all
+MANNERS_MAX = 6  # attempts to send one part, each with simpler options
+MOVES_MAX = 1000  # migrated chats that are cached in memory; the store has them all
 
 _TOKEN = re.compile(r"[0-9]{1,20}:[A-Za-z0-9_-]{1,200}", re.ASCII)
 
@@ -57,14 +57,16 @@ log = logging.getLogger(__name__)
 
 
 class FileNotFetched(RetinueError):
-    """A file that somebody sent cannot be had."""
+    """A file that a person sent cannot be downloaded."""
 
     code = "connector.file-not-fetched"
 
 
 class TelegramConnector:
-    """Speaks with Telegram as one bot. A send that broke off is never known to have failed: Telegram has no keys by
-    which it would know it again."""
+    """Connects one bot to Telegram.
+
+    An interrupted send has an unknown result, because the Bot API has no idempotency keys.
+    """
 
     repeats_safely = False
     attempts_max = PATIENT_ATTEMPTS_MAX
@@ -87,14 +89,14 @@ class TelegramConnector:
         self._settings = settings
         self._house = surroundings
         self._known: tuple[str, Api] | None = None
-        self._conflicts = 0  # in a row
+        self._conflicts = 0  # consecutive
         self._moves: dict[int, int] = {}
 
     @property
     def instance(self) -> str:
         return self._house.instance
 
-    # --- hearing ---
+    # --- receiving ---
 
     async def listen(self, accept: Accept) -> None:
         api = self._api()
@@ -123,7 +125,7 @@ class TelegramConnector:
             self._conflicts = 0
             self._house.stands()
             if not found and wait_s and asyncio.get_running_loop().time() - asked_at < wait_s / 2:
-                await clock.sleep(EMPTY_PAUSE_S)  # a server that does not keep us waiting would be asked without end
+                await clock.sleep(EMPTY_PAUSE_S)  # avoid a busy loop if the server ignores the timeout
             return found
 
         async def confirm(update_id: int) -> None:
@@ -158,7 +160,8 @@ class TelegramConnector:
         return offset
 
     async def _note_move(self, incoming: Incoming) -> None:
-        """Before the house hears of it: what it sends to the old name meanwhile goes to the new one."""
+        """Record a migration before the server accepts it, so that messages for the old id already
+        go to the new one."""
         if incoming.kind is Heard.MOVED:
             await self._moved(int(incoming.room), int(incoming.text))
 
@@ -224,7 +227,8 @@ class TelegramConnector:
         await self._unless_refused("answerCallbackQuery", arguments)
 
     async def _sent(self, room: str, quote: str, request_in: Callable[[Manner], Request]) -> str:
-        """Offer it, each time in a plainer way, until Telegram takes it. Every no means that it was not taken."""
+        """Send a request, each time with simpler options, until Telegram accepts it. A refusal
+        means that nothing was sent."""
         chat, topic = await self._place(room)
         manner = Manner(
             chat=chat,
@@ -248,7 +252,7 @@ class TelegramConnector:
         raise DeliveryFailed("Telegram took it in no way that we know", permanent=True)
 
     async def _tried(self, method: str, room: str, arguments: Mapping[str, Any]) -> None:
-        """Something that may as well not happen."""
+        """Call a method whose failure does not matter."""
         chat, topic = await self._place(room)
         where = {"chat_id": chat} if topic is None else {"chat_id": chat, "message_thread_id": topic}
         await self._unless_refused(method, {**where, **arguments})
@@ -273,7 +277,7 @@ class TelegramConnector:
             raise DeliveryFailed("a file to send is not there any more", permanent=True, because="it was purged")
 
     async def _place(self, room: str) -> tuple[int, int | None]:
-        """The chat and the topic, as they are called today."""
+        """The current chat id and topic of a channel."""
         place = updates.place_of(room)
         if place is None:
             raise DeliveryFailed(
@@ -298,7 +302,7 @@ class TelegramConnector:
         if len(self._moves) > MOVES_MAX:
             self._moves.pop(next(iter(self._moves)))
 
-    # --- who we are ---
+    # --- account ---
 
     async def check(self) -> Finding:
         try:
@@ -334,10 +338,10 @@ class TelegramConnector:
         try:
             return (await api.call("getWebhookInfo", {}, result=WebhookInfo)).url
         except (Refused, NotReached, NoAnswer):
-            return ""  # listening will tell
+            return ""  # polling will report it
 
     def _api(self) -> Api:
-        """The API by the token as it is now; a new one ends nothing that goes on by the old."""
+        """The client for the current token. A new token does not end calls that use the old one."""
         try:
             token = self._house.secret("token").strip()
         except Invalid as error:

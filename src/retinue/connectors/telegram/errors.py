@@ -1,4 +1,4 @@
-"""What a no of Telegram's means for the house: for a parcel that was to go out, and for the line we listen on."""
+"""Maps errors of the Bot API to delivery failures and lost connections."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from retinue.connectors.telegram.bot_api import RETRY_AFTER_S_MAX, NoAnswer, Not
 CONFLICT_S_FIRST = 2.0
 CONFLICT_GROWTH = 1.8
 CONFLICT_S_MAX = 30.0
-CONFLICT_JITTER = 0.25  # either way: two houses that argue over one bot should not keep step
+CONFLICT_JITTER = 0.25  # in both directions: two servers that compete for one bot should not stay in step
 
 _NO_ROOM = ("chat not found", "thread not found", "topic_closed", "topic_deleted", "peer_id_invalid")
 _TOO_LARGE = ("too long", "too big", "too large")
 
 
 def undelivered(refused: Refused) -> DeliveryFailed:
-    """Telegram said no to a parcel, so it did not take it."""
+    """Telegram refused a delivery part, so it did not accept it."""
     kind, permanent, try_this = _judged(refused)
     return DeliveryFailed(
         "Telegram did not take it",
@@ -34,7 +34,7 @@ def not_sent(error: NotReached) -> DeliveryFailed:
 
 
 def _judged(refused: Refused) -> tuple[FailureKind, bool, str]:
-    """Which kind it is, whether it is so for good, and what helps."""
+    """The kind of failure, whether it is permanent, and what helps."""
     said = refused.description.casefold()
     match refused.status:
         case 401 | 404:
@@ -54,7 +54,8 @@ def _judged(refused: Refused) -> tuple[FailureKind, bool, str]:
 
 
 def line_lost(error: Refused | NotReached | NoAnswer, *, conflicts: int, chance: Random) -> LineLost:
-    """The line we listen on is gone. `conflicts` is how often in a row somebody else listened, too."""
+    """The polling connection is lost. `conflicts` counts consecutive polls that another listener
+    interrupted."""
     if not isinstance(error, Refused):
         return LineLost(error.sentence, because=error.because, try_this=error.try_this)
     match error.status:

@@ -1,7 +1,8 @@
-"""Hearing what is said: questions for news that stay open, and an offset that waits until the house has it all.
+"""Receives updates by long polling. The offset advances only over updates that the server has
+accepted.
 
-While something is still in the house's hands (a long download, words that wait for more words), Telegram is asked again
-from the same offset on, which confirms nothing: so nobody in another room waits for it.
+While the server is still processing a message (a long download, or coalescing), polling continues
+from the same offset. That confirms nothing, and messages in other channels do not wait.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from retinue.connectors.telegram.bot_api import Api, NoAnswer
 from retinue.domain.ports import Clock
 
 UPDATES_AT_ONCE = 100
-ALBUM_WAIT_S = 0.4  # the parts of an album come one by one, within moments
+ALBUM_WAIT_S = 0.4  # the parts of an album arrive separately, moments apart
 ALBUM_LOOKS_MAX = 5
-PATIENCE_S = 0.3  # for the house to take one thing, before it is offered the next of the same room, too
-FINISH_S = 5.0  # for the other rooms, where one could not be taken in
+PATIENCE_S = 0.3  # Time for the server to accept one message before the next one of the same channel is passed too.
+FINISH_S = 5.0  # for the other channels, after a message of one failed
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +34,19 @@ Ask = Callable[[int | None, int], Awaitable[News]]
 
 
 class Said(Struct, frozen=True, kw_only=True):
-    """One thing that was said, and the updates that told it."""
+    """One received message, and the updates that it consists of."""
 
     incoming: Incoming
     update_ids: tuple[int, ...]
 
 
 class _NotOffered(Exception):
-    """Something said before it in the same room was not taken, so it has to wait for that."""
+    """An earlier message of the same channel was not accepted, so this one has to wait for it."""
 
 
 async def news(api: Api, offset: int | None, *, poll_s: int) -> News:
-    """What there is from an offset on, at most a hundred; asking so confirms whatever was before it."""
+    """The updates from an offset on, at most one hundred. The request confirms all updates before
+    the offset."""
     arguments: dict[str, object] = {
         "timeout": poll_s,
         "limit": UPDATES_AT_ONCE,
@@ -57,11 +59,11 @@ async def news(api: Api, offset: int | None, *, poll_s: int) -> News:
         told = [updates.read(each) for each in found]
     except msgspec.MsgspecError:
         raise NoAnswer("Telegram told news that are none", because="one has no number") from None
-    return list({each.update_id: each for each in told}.values())  # what is told twice would be an album of two
+    return list({each.update_id: each for each in told}.values())  # a repeated update would look like an album of two
 
 
 class Listening:
-    """One line, from its first question until it breaks."""
+    """Polls and accepts messages on one connection, from the first request until it breaks."""
 
     def __init__(
         self,
@@ -76,7 +78,8 @@ class Listening:
         instance: str,
         poll_s: int,
     ) -> None:
-        """`first` hears of everything before the house does. `confirm` keeps an offset."""
+        """`before_accept` is called with each message before the server accepts it. `confirm`
+        stores an offset."""
         self._ask = ask
         self._me = me
         self._accept = accept
@@ -86,11 +89,12 @@ class Listening:
         self._clock = clock
         self._instance = instance
         self._poll_s = poll_s
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by update, until all before it are confirmed
-        self._rooms: dict[str, asyncio.Task[None]] = {}  # the last of each room
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by update id, until all before it are confirmed
+        self._rooms: dict[str, asyncio.Task[None]] = {}  # the latest task of each channel
 
     async def hear(self, offset: int | None) -> None:
-        """Until the line breaks, or the house could not say. What it did not take is not confirmed."""
+        """Poll until the connection breaks or `accept` raises. Messages that were not accepted are
+        not confirmed."""
         try:
             while True:
                 batch = await self._ask(offset, self._poll_s if not self._tasks else 0)
@@ -106,7 +110,7 @@ class Listening:
         return [each for each in batch if each.update_id not in self._tasks]
 
     async def _whole(self, batch: News, offset: int | None) -> News:
-        """The same news once no album in them grows any more."""
+        """The batch, polled again until no album in it grows any more."""
         for _ in range(ALBUM_LOOKS_MAX):
             albums = _albums(batch)
             if not albums:
@@ -114,14 +118,14 @@ class Listening:
             await self._clock.sleep(ALBUM_WAIT_S)
             again = self._unknown(await self._ask(offset, 0))
             if len(again) < len(batch):
-                return batch  # a server that tells nothing twice
+                return batch  # a server that sends nothing twice
             batch = again
             if _albums(batch) == albums:
                 break
         return _without_cut_album(batch, full=len(batch) + len(self._tasks) >= UPDATES_AT_ONCE)
 
     def _hand_in(self, batch: News) -> None:
-        """Offer it to the house: the rooms side by side, and each in its order."""
+        """Pass the messages to the server: channels concurrently, and each channel in order."""
         for said in said_in(batch, me=self._me, fetch=self._fetch, instance=self._instance):
             room = said.incoming.room
             task = asyncio.create_task(self._offer(said.incoming, self._rooms.get(room)), name=room)
@@ -139,7 +143,7 @@ class Listening:
         await self._accept(incoming)
 
     async def _settled(self, offset: int | None) -> int | None:
-        """Wait a little for what is in the house's hands, and confirm what it has taken, up to the first that it has
+        """Wait briefly for messages in progress. Confirm those accepted, up to the first that is
         not."""
         tasks = set(self._tasks.values())
         if not tasks:
@@ -159,8 +163,11 @@ class Listening:
         return reached
 
     async def _end_after(self, failed: Sequence[asyncio.Task[None]]) -> None:
-        """Nothing overtakes what was not taken in its room. The other rooms may finish, so that one that fails again
-        and again does not keep them from ever being heard."""
+        """Stop after a failure.
+
+        Nothing may overtake the failed message in its channel. Tasks of other channels may finish,
+        so that one message that always fails does not block them forever.
+        """
         rooms = {each.get_name() for each in failed}
         others: set[asyncio.Task[None]] = set()
         for task in set(self._tasks.values()):
@@ -173,7 +180,7 @@ class Listening:
         await self._let_go()
 
     async def _let_go(self) -> None:
-        """Take back what is still on offer."""
+        """Cancel all messages in progress."""
         tasks = set(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -189,7 +196,7 @@ def _is_failed(task: asyncio.Task[None]) -> bool:
 
 
 def _why(failed: Sequence[asyncio.Task[None]]) -> BaseException:
-    """What the house said, not what followed from it."""
+    """The error that the server raised, not one that followed from it."""
     for each in failed:
         if not each.cancelled() and (error := each.exception()) is not None and not isinstance(error, _NotOffered):
             return error
@@ -197,7 +204,8 @@ def _why(failed: Sequence[asyncio.Task[None]]) -> BaseException:
 
 
 def said_in(batch: News, *, me: User, fetch: updates.Fetch, instance: str) -> list[Said]:
-    """What was said in them, in order; the parts of an album as one, where its first part stands."""
+    """The messages in a batch, in order. The parts of an album become one message, at the place of
+    the first part."""
     found: dict[str, list[tuple[int, Incoming]]] = {}
     for update in batch:
         if not isinstance(update, Update):
@@ -229,7 +237,7 @@ def _album_of(update: Update | UpdateId) -> str:
 
 
 def _without_cut_album(batch: News, *, full: bool) -> News:
-    """A full batch may end in the middle of an album, which then is left for the next one."""
+    """Remove an album at the end of a full batch: its other parts may be in the next one."""
     album = _album_of(batch[-1]) if full else ""
     if not album:
         return batch

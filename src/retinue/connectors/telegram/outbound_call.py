@@ -1,7 +1,8 @@
-"""From a parcel to one call of the Bot API, and what to do about a no. Pure: the connector performs it.
+"""Builds one Bot API call from a delivery part, and chooses simpler options after a refusal. Pure:
+the connector performs the calls.
 
-One parcel is one call, always: of two, one could fail after the other had arrived, and nobody could send it again
-without doubling the first.
+One part is always one call. With two calls the second could fail after the first had arrived, and a
+retry would duplicate the first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from retinue.domain.attachment import Attachment, safe_name
 
 PHOTO_BYTES_MAX = 10 * MIB
 ALBUM_MAX = 10
-GENERAL_TOPIC = 1  # every forum has it, and Telegram will not have it named when something is sent there
+GENERAL_TOPIC = 1  # every forum has it, and Telegram rejects its id when something is sent there
 
 _PHOTO, _VIDEO, _ANIMATION, _VOICE, _AUDIO, _DOCUMENT = "photo", "video", "animation", "voice", "audio", "document"
 _KINDS: Mapping[str, str] = {
@@ -34,11 +35,13 @@ _KINDS: Mapping[str, str] = {
     "audio/mp4": _AUDIO,
     "audio/x-m4a": _AUDIO,
 }
-_ALBUMS = (frozenset({_PHOTO, _VIDEO}), frozenset({_AUDIO}), frozenset({_DOCUMENT}))  # what Telegram puts together
+# the kinds that Telegram accepts in one album
+_ALBUMS = (frozenset({_PHOTO, _VIDEO}), frozenset({_AUDIO}), frozenset({_DOCUMENT}))
 
 
 class Manner(Struct, frozen=True, kw_only=True):
-    """In which way something is sent: at first the best one, and a plainer one after each no that asks for it."""
+    """How a part is sent: first the best way, and a simpler one after each refusal that calls for
+    it."""
 
     chat: int
     topic: int | None = None
@@ -86,7 +89,8 @@ def preview_for(text: str, shown: str, manner: Manner) -> Request:
 
 
 def plainer(refused: Refused, manner: Manner) -> Manner | None:
-    """How to try it again at once; None where no other way would help. Each step is taken at most once."""
+    """The options for an immediate retry, or None if none would help. Each simplification is
+    applied at most once."""
     said = refused.description.casefold()
     if refused.migrated_to is not None and refused.migrated_to != manner.chat:
         return replace(manner, chat=refused.migrated_to, topic=None)
@@ -102,7 +106,7 @@ def plainer(refused: Refused, manner: Manner) -> Manner | None:
 
 
 def storable(text: str) -> str:
-    """The same without halves of characters, which no call could carry."""
+    """Replace lone surrogates, which no call could encode."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
@@ -135,7 +139,8 @@ def _keyboard(rows: Sequence[Sequence[Button]]) -> dict[str, Any]:
 
 
 def _kinds(files: Sequence[Attachment], manner: Manner) -> list[str]:
-    """What each is sent as. What Telegram does not put together goes as documents, which can always be."""
+    """The media kind of each file. Kinds that cannot share an album are all sent as documents,
+    which is always possible."""
     kinds = [_DOCUMENT if manner.as_documents else _kind(each) for each in files]
     if len(files) == 1 or any(set(kinds) <= together for together in _ALBUMS):
         return kinds
@@ -151,7 +156,7 @@ def _upload(number: int, file: Attachment, path_of: Callable[[Attachment], Path]
     return Upload(
         part=f"file{number}",
         path=path_of(file),
-        name=safe_name(file.name),  # it stands in a header
+        name=safe_name(file.name),  # it is used in a header
         media_type=file.media_type,
         size_bytes=file.size_bytes,
     )

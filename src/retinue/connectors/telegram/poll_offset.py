@@ -1,7 +1,8 @@
-"""How far we have heard, as one word in the store.
+"""The stored position in a bot's updates.
 
-An offset means something for one bot, and for about a week: after that Telegram numbers its updates anew, and an old
-offset could pass over them. Without one we are told everything that we have not confirmed, so losing it loses nothing.
+An offset is valid for one bot and for about a week: after that Telegram may restart its numbering,
+and an old offset could skip updates. Without an offset Telegram sends every unconfirmed update, so
+losing it loses nothing.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from msgspec import Struct
 
 KEY = "offset"
 DAMAGED_KEY = "offset-damaged"
-DAMAGED_LENGTH_MAX = 200  # characters of it that are kept, for whoever wants to know what happened
+DAMAGED_LENGTH_MAX = 200  # characters of it that are kept for diagnosis
 GOOD_FOR = timedelta(days=6)
 _WRITTEN = re.compile(r"(\d{1,18}) (\d{1,18}) (\d{1,11})", re.ASCII)
 
 
 class Offset(Struct, frozen=True, kw_only=True):
-    """The first update of a bot that is not confirmed yet, as it was known at some time."""
+    """The first unconfirmed update of a bot, and when this was recorded."""
 
     bot: int
     update_id: int
@@ -33,7 +34,7 @@ class Offset(Struct, frozen=True, kw_only=True):
 
 
 def parse(written: str) -> Offset | None:
-    """None where it is damaged."""
+    """Parse a stored offset. Returns None if it is damaged."""
     if (found := _WRITTEN.fullmatch(written)) is None:
         return None
     bot, update_id, seconds = map(int, found.groups())

@@ -1,4 +1,4 @@
-"""What can be set of a Telegram bot."""
+"""Settings of a Telegram connector."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from retinue.config import validators
 from retinue.config.setting_metadata import setting
 
 API_BASE = "https://api.telegram.org"
-POLL_S_MAX = 50  # Telegram itself ends a longer one
+POLL_S_MAX = 50  # Telegram ends a longer poll
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelegramSettings:
-    """A bot of ours."""
+    """Settings of one Telegram bot."""
 
     token_env: str = setting("", "The variable of the environment that holds the bot's token.", example="FAMILY_BOT")
     token_file: str = setting("", "A file that holds the bot's token and nothing else, readable by you alone.")

@@ -1,6 +1,7 @@
-"""Markdown into the few tags that Telegram takes. Whatever comes in, what goes out is well-formed, and takes one pass.
+"""Converts Markdown to the HTML subset of Telegram. The output is always well-formed, and the
+conversion takes one pass.
 
-A mark that is not closed, a tag somebody wrote, a link to nowhere: each stands there as it was written.
+An unclosed mark, a literal tag or an invalid link stays as it was written.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _TOKEN = re.compile(
     r"\\(?P<escaped>[!-/:-@\[-`{-~])"
     r"|(?P<ticks>`+)"
     rf"|<(?P<auto>https?://[^\s<>]{{1,{URL_LENGTH_MAX}}})>"
-    r"|(?P<url>https?://[^\s<>\"'\[\]()*`~\\]+)"  # its underscores are its own
+    r"|(?P<url>https?://[^\s<>\"'\[\]()*`~\\]+)"  # its underscores are not marks
     r"|(?P<run>\*+|_+|~+)"
     r"|(?P<open>!?\[)"
     r"|(?P<close>\])"
@@ -39,7 +40,7 @@ def escaped(text: str) -> str:
 
 
 def to_html(markdown: str) -> str:
-    """The same, as Telegram's HTML."""
+    """Convert Markdown to Telegram's HTML."""
     lines = markdown.split("\n")
     made: list[str] = []
     at = 0
@@ -50,7 +51,8 @@ def to_html(markdown: str) -> str:
 
 
 def _block(lines: Sequence[str], at: int) -> tuple[str, int]:
-    """The block that begins at a line, and where the next one does."""
+    """Convert the block that begins at a line. Returns it and the line at which the next one
+    begins."""
     line = lines[at]
     if fence := _FENCE.match(line):
         return _fenced(lines, at, fence)
@@ -84,7 +86,8 @@ def _while(lines: Sequence[str], at: int, holds: Callable[[str], bool]) -> int:
 
 
 def _fenced(lines: Sequence[str], at: int, fence: re.Match[str]) -> tuple[str, int]:
-    """Up to the line that closes it, or to the end: an answer may be cut in the middle of one."""
+    """Convert up to the closing fence, or to the end: a reply may have been split inside a code
+    block."""
     closing = fence["fence"]
     end = at + 1
     while end < len(lines) and not _closes(lines[end], closing):
@@ -123,15 +126,19 @@ def _inline(text: str) -> str:
 
 
 class _Inline:
-    """Marks within words. A mark that may open is kept as it is written, and becomes a tag when its partner is met; all
-    that were opened in between stay as they are written, so that no two tags ever cross."""
+    """Converts inline marks. A mark that may open stays literal until its closing mark is found,
+    and then becomes a tag.
+
+    All marks opened in between stay literal, so that tags never overlap.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._pieces: list[str] = []
-        self._open: list[tuple[str, int]] = []  # what was opened, and at which piece
-        self._depths: dict[str, list[int]] = {kind: [] for kind in (*_TAGS, _LINK)}  # where in `_open` each kind is
-        self._unclosed: set[int] = set()  # lengths of runs of backticks that do not come again
+        self._open: list[tuple[str, int]] = []  # (mark, index of its piece)
+        # positions in `_open_marks`, by mark
+        self._depths: dict[str, list[int]] = {kind: [] for kind in (*_TAGS, _LINK)}
+        self._unclosed: set[int] = set()  # lengths of backtick runs that do not occur again
 
     def made(self) -> str:
         at = 0
@@ -142,7 +149,7 @@ class _Inline:
         return "".join(self._pieces)
 
     def _take(self, token: re.Match[str]) -> int:
-        """Deal with one token, and say where to go on."""
+        """Handle one token, and return where to continue."""
         match token.lastgroup:
             case "ticks":
                 return self._code(token)
@@ -152,7 +159,7 @@ class _Inline:
                 self._push(_LINK, token[0])
             case "close":
                 return self._link(token)
-            case _:  # an escaped mark, or an address
+            case _:  # an escaped mark or a URL
                 self._pieces.append(escaped(token[token.lastgroup or 0]))
         return token.end()
 
@@ -177,7 +184,7 @@ class _Inline:
         before = self._text[token.start() - 1 : token.start()] if token.start() else ""
         after = self._text[token.end() : token.end() + 1]
         opens, closes = bool(after.strip()), bool(before.strip())
-        if mark == "_":  # so that a snake_case_name is left alone
+        if mark == "_":  # leave snake_case_names alone
             opens, closes = opens and not before.isalnum(), closes and not after.isalnum()
         if left > 3 or (mark == "~" and left != 2):
             self._pieces.append(run)
@@ -193,7 +200,7 @@ class _Inline:
         self._pieces.append(mark * left)
 
     def _nearest(self, mark: str, left: int) -> str:
-        """Which of what is open this run can close: what was opened by just as many, or else the innermost."""
+        """The open mark that this run can close: one of the same length, or else the innermost."""
         if self._depths.get(mark * left):
             return mark * left
         kinds = [kind for kind in (mark, mark * 2) if len(kind) <= left and self._depths.get(kind)]
@@ -205,7 +212,7 @@ class _Inline:
             self._pieces.append("]")
             return token.end()
         self._close(_LINK, f'<a href="{escaped(url)}">', "</a>")
-        self._depths[_LINK].clear()  # no link within a link: whatever is still open around it is none
+        self._depths[_LINK].clear()  # links do not nest, so a bracket that is still open around it is no link
         return end
 
     def _push(self, kind: str, written: str) -> None:
@@ -224,7 +231,7 @@ class _Inline:
 
 
 def _same_run(text: str, ticks: str, at: int) -> int:
-    """Where just as many backticks stand again, no more and no fewer."""
+    """The position of the next run of exactly as many backticks, or -1."""
     while (found := text.find("`", at)) >= 0:
         end = found
         while end < len(text) and text[end] == "`":
@@ -236,13 +243,14 @@ def _same_run(text: str, ticks: str, at: int) -> int:
 
 
 def _destination(text: str, at: int) -> tuple[str, int]:
-    """The `(address)` that makes words a link, and where it ends; empty where there is none that leads anywhere."""
+    """The URL of `(url)` after a link text, and where it ends. Empty if it is missing or has no
+    known scheme."""
     if text[at : at + 1] != "(":
         return "", at
     depth = 0
     for end in range(at, min(len(text), at + URL_LENGTH_MAX)):
         character = text[end]
-        if character.isspace() or character in "[]":  # so that no stretch of a text is looked at twice
+        if character.isspace() or character in "[]":  # so that no part of the text is scanned twice
             break
         depth += (character == "(") - (character == ")")
         if depth == 0:

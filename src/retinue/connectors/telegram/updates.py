@@ -1,6 +1,6 @@
-"""What Telegram tells us, as the house hears it. Pure: an update in, what was said out, or nothing.
+"""Converts Telegram updates to inbound messages. Pure: an update in, a message or None out.
 
-Ids are what Telegram keeps for good; names are whatever their bearers like today.
+Ids are permanent. Names can be changed by their owners at any time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Fetch = Callable[[str], AsyncIterator[bytes]]
 
 
 def read(raw: bytes | msgspec.Raw) -> Update | UpdateId:
-    """An update, or only which one it is, where the rest is of a form we do not know."""
+    """Decode an update. If its form is unknown, only its id is decoded."""
     try:
         return msgspec.json.decode(raw, type=Update)
     except msgspec.ValidationError:
@@ -49,7 +49,7 @@ def read(raw: bytes | msgspec.Raw) -> Update | UpdateId:
 
 
 def heard(update: Update, *, me: User, fetch: Fetch) -> Incoming | None:
-    """What was said by it. None: nothing that anybody said."""
+    """Convert an update. Returns None if it contains no message, press or reaction."""
     if update.message is not None:
         return _message(update.message, me, fetch)
     if update.edited_message is not None:
@@ -62,7 +62,8 @@ def heard(update: Update, *, me: User, fetch: Fetch) -> Incoming | None:
 
 
 def as_one(parts: Sequence[Incoming]) -> Incoming:
-    """An album as one message: it is named as its first part is, and has the words and files of all."""
+    """Merge an album into one message. It has the id of the first part, and the texts and files of
+    all."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -77,7 +78,7 @@ def as_one(parts: Sequence[Incoming]) -> Incoming:
 
 
 def room_of(message: Message) -> tuple[str, str]:
-    """The room a message was said in, and the one that this is a topic of."""
+    """The channel of a message, and the channel that this one is a topic of."""
     chat = str(message.chat.id)
     if message.is_topic_message and message.message_thread_id is not None:
         return f"{chat}/{message.message_thread_id}", chat
@@ -85,7 +86,7 @@ def room_of(message: Message) -> tuple[str, str]:
 
 
 def place_of(room: str) -> tuple[int, int | None] | None:
-    """The chat and the topic that a room is; None where it can be neither."""
+    """The chat and topic ids of a channel; None if it is not a valid channel."""
     chat, slash, topic = room.partition("/")
     if not _is_number(chat.removeprefix("-")) or (slash and not _is_number(topic)):
         return None
@@ -101,7 +102,7 @@ def _message(message: Message, me: User, fetch: Fetch) -> Incoming | None:
         return moved
     text, files = _words(message), _files(message, fetch)
     if not text and not files:
-        return None  # someone came or went, a picture was changed: nobody said anything
+        return None  # a service message: someone joined or left, or a picture was changed
     room, parent = room_of(message)
     speaker = _speaker(message.sender, message.sender_chat, program=message.is_automatic_forward)
     quoted = _quoted(message, me)
@@ -120,7 +121,7 @@ def _message(message: Message, me: User, fetch: Fetch) -> Incoming | None:
         quoted=quoted,
         mentioned=mentioned,
         forwarded=message.forward_origin is not None,
-        said_at=_moment(message.edit_date or message.date),  # an old message may be changed today
+        said_at=_moment(message.edit_date or message.date),  # an old message may be edited today
         context=_context(speaker, message.chat, topic=bool(parent)),
         revision=str(message.edit_date) if message.edit_date is not None else "",
     )
@@ -128,7 +129,7 @@ def _message(message: Message, me: User, fetch: Fetch) -> Incoming | None:
 
 def _press(query: CallbackQuery) -> Incoming | None:
     if query.message is None or not query.data:
-        return None  # of a message that was sent by way of someone else's chat: not one of ours
+        return None  # a button of an inline message in a chat without the bot: not our message
     room, parent = room_of(query.message)
     chat = query.message.chat
     speaker = _speaker(query.sender, None)
@@ -137,7 +138,7 @@ def _press(query: CallbackQuery) -> Incoming | None:
         room=room,
         message_id=query.id,
         text=query.data,
-        speaker=speaker,  # whoever pressed it, not whoever it was shown to
+        speaker=speaker,  # the user who pressed it, not the recipient of the message
         peer=str(chat.id) if chat.is_private else "",
         service=SERVICE,
         parent=parent,
@@ -152,11 +153,11 @@ def _reaction(reaction: MessageReaction, update_id: int) -> Incoming | None:
     now = [each.emoji for each in reaction.new_reaction if each.emoji]
     new = [emoji for emoji in now if emoji not in before]
     if not new and (now or not before):
-        return None  # one of several was taken back, or it is a picture of somebody's own that has no sign
+        return None  # one of several was removed, or it is a custom emoji without a character
     speaker = _speaker(reaction.user, reaction.actor_chat)
     return Incoming(
         kind=Heard.REACTION,
-        room=str(reaction.chat.id),  # Telegram does not say in which topic
+        room=str(reaction.chat.id),  # Telegram does not report the topic
         message_id=f"reaction-{update_id}",
         text=new[-1] if new else "",
         speaker=speaker,
@@ -169,7 +170,8 @@ def _reaction(reaction: MessageReaction, update_id: int) -> Incoming | None:
 
 
 def _moved(message: Message) -> Incoming | None:
-    """A group that became a supergroup has another id. Both of them tell us so, and it is heard once."""
+    """A group that became a supergroup has a new id. Both chats report it; equal ids make it one
+    message."""
     if message.migrate_to_chat_id is not None:
         old, new = message.chat.id, message.migrate_to_chat_id
     elif message.migrate_from_chat_id is not None:
@@ -188,7 +190,8 @@ def _moved(message: Message) -> Incoming | None:
 
 
 def _speaker(user: User | None, chat: Chat | None, *, program: bool = False) -> Speaker:
-    """A message in the name of a chat has a user, too, who is nobody: it is the chat that speaks."""
+    """The author of a message. One sent as a chat has a placeholder user too, so the chat counts as
+    the author."""
     if chat is not None:
         return Speaker(id=str(chat.id), name=_one_line(chat.name), username=chat.username, is_program=program)
     if user is None:
@@ -205,7 +208,7 @@ def _context(speaker: Speaker, chat: Chat, *, topic: bool) -> Context:
 def _quoted(message: Message, me: User) -> Quoted | None:
     answered = message.reply_to_message
     if answered is None or answered.forum_topic_created is not None:
-        return None  # everything in a topic answers the message it was opened with
+        return None  # every message in a topic is a reply to the one that created it
     text = message.quote.text if message.quote is not None else _words(answered)
     author = _speaker(answered.sender, answered.sender_chat)
     return Quoted(
@@ -241,7 +244,8 @@ def _slice(text: str, entity: Entity) -> str:
 
 
 def _to_us(text: str, me: User) -> str:
-    """A command as it is written where no other bot is: `/new@our_bot` is `/new`. One to another bot stays theirs."""
+    """Remove our name from a command: `/new@our_bot` becomes `/new`. A command to another bot is
+    unchanged."""
     command = _COMMAND.match(text)
     if command is None or not me.username or command["bot"].casefold() != me.username.casefold():
         return text
@@ -249,7 +253,7 @@ def _to_us(text: str, me: User) -> str:
 
 
 def _forwarded(origin: Origin | None, text: str) -> str:
-    """Who brings someone else's words does not say them: they are marked, and are no command."""
+    """Mark forwarded text as such: the sender did not write it, and it is no command."""
     if origin is None:
         return text
     source = origin.sender_user or origin.sender_chat or origin.chat
@@ -258,7 +262,7 @@ def _forwarded(origin: Origin | None, text: str) -> str:
 
 
 def _words(message: Message) -> str:
-    """What was said, in words; of what is neither words nor a file, what it is."""
+    """The text of a message. For content that is neither text nor a file, a description of it."""
     if message.text or message.caption:
         return message.text or message.caption
     if message.sticker is not None:
@@ -284,7 +288,8 @@ def _at(message: Message) -> str:
 
 
 def _files(message: Message, fetch: Fetch) -> tuple[OfferedFile, ...]:
-    """The one file of a message: Telegram names an animation as a document, too, and a photo in several sizes."""
+    """The file of a message. Telegram lists an animation as a document too, and a photo in several
+    sizes."""
     stem = str(message.message_id)
     if message.photo:
         largest = max(message.photo, key=lambda size: (size.width * size.height, size.file_size or 0))

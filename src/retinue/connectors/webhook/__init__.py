@@ -1,4 +1,4 @@
-"""Webhooks: whoever can send a signed request can write to an agent, and be told what it says."""
+"""Webhooks: signed HTTP requests become messages to an agent, and its answers are posted to a URL."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A webhook connector: messages to its rooms leave as signed requests, and what comes in is proved by its secret.
+"""The webhook connector: messages to its channels are posted as signed requests. Inbound requests
+are verified with its secret.
 
-Requests come in by the house's own door (see `intake/inbound_webhooks`), so nothing is listened to here.
+Requests arrive at the server's own HTTP API (see `intake/inbound_webhooks`), so nothing listens
+here.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _ABILITIES = Abilities(text_max=TEXT_BYTES_MAX, unit=Unit.BYTES, quotes=True, fo
 
 
 class _Sent(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What the other side reads. `id` is the same whenever the same part is sent again."""
+    """The JSON body of an outbound request. `id` is the same whenever the same part is sent again."""
 
     id: str
     type: str
@@ -52,7 +54,7 @@ class _Sent(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=Tru
 
 
 class WebhookConnector:
-    """The other side knows a message by its id, so it may be brought twice."""
+    """Posts messages to a URL. The receiver deduplicates by id, so a message may be sent twice."""
 
     repeats_safely = True
     attempts_max = ATTEMPTS_MAX
@@ -71,16 +73,16 @@ class WebhookConnector:
         self._secret = surroundings.secret
 
     def secret(self) -> str:
-        """Raises `Invalid` where there is none."""
+        """Read the shared secret. Raises `Invalid` if there is none."""
         return self._secret("secret")
 
     def marker(self, key: str) -> str:
-        """Digits for the wrapper around a request's words: the same for the same request, and known to nobody who
-        does not know the secret."""
+        """Digits for the wrapper around the text of a request. The same request has the same
+        digits, and they cannot be guessed without the secret."""
         return hmac.new(self.secret().encode(), f"wrapper/{key}".encode(), hashlib.sha256).hexdigest()[:ID_LENGTH]
 
     async def listen(self, accept: Accept) -> None:
-        """Nobody speaks here."""
+        """Does nothing: requests arrive over HTTP."""
         del accept
         await asyncio.Event().wait()
 
@@ -106,7 +108,8 @@ class WebhookConnector:
         return Delivery(f"HTTP {status}")
 
     async def check(self) -> Finding:
-        """Whether there is a secret, and a place where messages may go. Nothing is sent: that would be a message."""
+        """Check that there is a secret and that the URL is allowed. Sends nothing: that would be a
+        message."""
         account = f"/hooks/{self.instance}"
         try:
             self.secret()

@@ -1,4 +1,5 @@
-"""What a request asks for, read from its path and its body. Pure: the proof was good, and nothing else is believed."""
+"""Parses what a request asks for from its path and body. Pure: only the signature was verified,
+nothing else is trusted."""
 
 from __future__ import annotations
 
@@ -27,8 +28,11 @@ T = TypeVar("T")
 
 
 class Wish(Struct, frozen=True, kw_only=True):
-    """What one request wants done. `session` is empty for one of its own; `deliver` is an address, `none`, or empty
-    for as the connector has it."""
+    """One parsed request.
+
+    `session` is empty for a new session. `deliver` is an address, `none`, or empty for the
+    connector's default.
+    """
 
     kind: HookKind
     text: str
@@ -62,7 +66,7 @@ class _Agent(Struct, kw_only=True, forbid_unknown_fields=True, rename="camel"):
 
 
 def read(settings: WebhookSettings, path: str, headers: Mapping[str, str], body: bytes) -> Wish | None:
-    """None where there are mappings for it, and none of them is about this request."""
+    """Parse a request. Returns None if there are mappings for its path and none of them matches."""
     mapped = [(name, each) for name, each in settings.mappings.items() if (each.path or name) == path]
     if mapped:
         return _mapped(settings, mapped, headers, body)
@@ -142,7 +146,7 @@ def _checked(wish: Wish) -> Wish:
         )
     if not all(is_storable(each) for each in (wish.text, wish.name, wish.session)):
         raise _invalid("it holds a NUL, or half a character")
-    if len(wish.text.encode()) > TEXT_BYTES_MAX // 2:  # room for what is put around it
+    if len(wish.text.encode()) > TEXT_BYTES_MAX // 2:  # leaves space for the wrapper
         raise _invalid(f"its words have more than {TEXT_BYTES_MAX // 2:,} bytes")
     if len(wish.name) > NAME_CHARS_MAX or (wish.model and len(wish.model) > WORD_CHARS_MAX):
         raise _invalid(f"its name has more than {NAME_CHARS_MAX} characters, or its model more than {WORD_CHARS_MAX}")
@@ -163,7 +167,7 @@ def _allowed_agent(settings: WebhookSettings, name: str) -> str:
 
 
 def _own_session(key: str) -> str:
-    """By whatever name: a request has sessions of its own connector, and reaches no other."""
+    """The session of a key. A request can use only sessions of its connector."""
     if key.casefold().startswith("agent:"):
         raise NotAllowed(
             "requests have sessions of their own",
@@ -175,7 +179,7 @@ def _own_session(key: str) -> str:
 
 
 def _session(key: str) -> str:
-    """One line, in small letters; too long a one is cut, as it would be for everybody who has the same."""
+    """Normalize a key to one lowercase line. A long key is cut, the same way for every request."""
     return " ".join(key.split())[:SESSION_CHARS_MAX].casefold()
 
 

@@ -1,4 +1,5 @@
-"""What can be set for a webhook connector: how what comes in is proved, what it may ask for, and where answers go."""
+"""Settings of a webhook connector: how requests are verified, what they may ask for, and where
+answers go."""
 
 from __future__ import annotations
 
@@ -17,22 +18,22 @@ RUN_SECONDS_MAX = 86_400.0
 
 
 class Proof(StrEnum):
-    """How a request shows that it is from whoever shares the secret."""
+    """How a request proves that its sender knows the shared secret."""
 
-    STANDARD = "standard"  # webhook-id, webhook-timestamp and webhook-signature, as Standard Webhooks has it
+    STANDARD = "standard"  # webhook-id, webhook-timestamp and webhook-signature, as in Standard Webhooks
     GITHUB = "github"  # X-Hub-Signature-256, over the body alone
     STRIPE = "stripe"  # Stripe-Signature: t=SECONDS,v1=HEX
     TOKEN = "token"  # Authorization: Bearer SECRET
 
 
 class HookKind(StrEnum):
-    WAKE = "wake"  # words of the house's own, into the conversation that its owner last had with the agent
-    AGENT = "agent"  # a message to an agent, in a session of its own
+    WAKE = "wake"  # a server message into the conversation that the owner last had with the agent
+    AGENT = "agent"  # a message to an agent, in a separate session
 
 
 class WakeMode(StrEnum):
     NOW = "now"
-    NEXT = "next-heartbeat"  # it is read with whatever the agent reads next
+    NEXT = "next-heartbeat"  # read together with the next thing that the agent reads
 
 
 def template(text: str) -> str | None:
@@ -41,7 +42,8 @@ def template(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookMapping:
-    """What to make of requests that know nothing of this house. Templates are Jinja, over `payload` and `headers`."""
+    """Converts requests of services that do not know retinue. Templates are Jinja, over `payload`
+    and `headers`."""
 
     path: str = setting("", "The end of the address, /hooks/INSTANCE/PATH. Not set: the mapping's own name.")
     match: Mapping[str, str] = setting(
@@ -75,7 +77,8 @@ class HookMapping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
-    """Requests that come in at /hooks/INSTANCE/..., and messages that leave as signed requests."""
+    """Requests that arrive at /hooks/CONNECTOR/..., and messages that are posted as signed
+    requests."""
 
     secret_env: str = setting(
         "", "Variable with the secret that both sides share. Without one, nothing comes or leaves."

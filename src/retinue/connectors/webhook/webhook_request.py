@@ -1,6 +1,8 @@
-"""One request to one place out in the world: its name is resolved once, judged, and reached at exactly that address.
+"""One outbound request: the host name is resolved once, checked, and contacted at exactly that
+address.
 
-Hosts of the owner's own network are reached only where the settings name them, and other ports likewise.
+Hosts of the local network, and ports other than 80 and 443, are allowed only if the settings name
+them.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from retinue.policy.access import ip_ranges
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractResolver
 
-ANSWER_BYTES_MAX = 2_000  # of what a place says: enough to see what is wrong
+ANSWER_BYTES_MAX = 2_000  # of an error response: enough to see the cause
 QUOTED_CHARS_MAX = 200
 RETRY_AFTER_DIGITS_MAX = 6
 PORTS = {"http": 80, "https": 443}
-LATER = frozenset({408, 425, 429})  # not now, but perhaps in a moment
+LATER = frozenset({408, 425, 429})  # a retry may succeed
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -34,7 +36,7 @@ async def resolve_by_system(host: str, port: int) -> Sequence[str]:
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """Where a URL leads, and the addresses that were found good for it."""
+    """A URL and its checked addresses."""
 
     url: str
     host: str
@@ -43,7 +45,11 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 async def judged(url: str, *, private: Sequence[str], resolve: Resolve = resolve_by_system) -> Target:
-    """Raises `DeliveryFailed`: for good where nobody may go there, for now where its name cannot be resolved."""
+    """Resolve and check a URL.
+
+    Raises `DeliveryFailed`: permanent if the target is forbidden, temporary if its name cannot be
+    resolved.
+    """
     try:
         parts = urlsplit(url)
         port = parts.port or PORTS.get(parts.scheme, 0)
@@ -73,7 +79,10 @@ async def judged(url: str, *, private: Sequence[str], resolve: Resolve = resolve
 
 
 async def post(target: Target, body: bytes, *, headers: Mapping[str, str], timeout_s: float) -> int:
-    """The status, where it was taken. Raises `DeliveryFailed`, and `ConnectionError` where nobody knows."""
+    """Post the body. Returns the status if it is a 2xx.
+
+    Raises `DeliveryFailed` if it was not accepted, and `ConnectionError` if the result is unknown.
+    """
     import aiohttp
 
     connector = aiohttp.TCPConnector(resolver=_pinned(target), use_dns_cache=False, force_close=True, limit=1)
@@ -99,7 +108,7 @@ async def post(target: Target, body: bytes, *, headers: Mapping[str, str], timeo
 
 
 def failure(status: int, said: bytes, *, retry_after: str) -> DeliveryFailed:
-    """What an answer that is no yes means for what comes next. Pure."""
+    """The delivery failure for a response that is not 2xx. Pure."""
     sentence = f"it answered with HTTP {status}"
     if 300 <= status < 400:
         sentence += ", which leads elsewhere; messages go where the settings say and no further"
@@ -134,7 +143,7 @@ def _refused(because: str) -> DeliveryFailed:
 
 
 def _pinned(target: Target) -> AbstractResolver:
-    """A resolver that knows one name, and gives what was judged."""
+    """A resolver that knows one name and returns the checked addresses."""
     from aiohttp.abc import AbstractResolver, ResolveResult
 
     class Pinned(AbstractResolver):

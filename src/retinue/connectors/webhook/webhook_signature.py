@@ -1,8 +1,9 @@
-"""Proofs on requests that come in, and on those that leave: pure, and each over the very bytes of the body.
+"""Verifies signatures of inbound requests and signs outbound ones. Pure, and always over the exact
+bytes of the body.
 
-Whatever the form, what comes of it is the same: a key under which the request is remembered, so that the same request
-brought again is the same letter. Where a form signs an id, that is the key; where it does not, what was signed is, so
-that nobody makes a new request of an old one by giving it another name.
+Every scheme yields an idempotency key, so that a repeated request is the same envelope. If the
+scheme signs an id, the id is the key. If not, the signed content is. Otherwise an old request could
+be replayed as a new one under another id.
 """
 
 from __future__ import annotations
@@ -25,20 +26,22 @@ IDEMPOTENCY = "idempotency-key"
 SECRET_HEADERS = frozenset({SIGNATURE, GITHUB, STRIPE, AUTHORIZATION, "cookie", "x-gitlab-token"})
 """Headers that prove something, and are shown to no template."""
 
-SIGNATURES_MAX = 8  # looked at in one header: some send one for each of their keys
+SIGNATURES_MAX = 8  # checked in one header: some services send one for each of their keys
 ID_LENGTH_MAX = 200
 _SECRET_PREFIX = "whsec_"
 _VERSION = "v1"
 
 
 class Unproved(Exception):
-    """Nothing shows that it is from whoever shares the secret. Says why, in words for whoever sets that up."""
+    """The request does not prove knowledge of the shared secret. The text tells the person who
+    configures it why."""
 
 
 def proved(proof: Proof, secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float) -> str:
-    """The key of a request whose proof is good; empty where it has none of its own. `headers` are in small letters.
+    """The idempotency key of a verified request; empty if it has none. Names in `headers` are
+    lowercase.
 
-    Raises `Unproved`.
+    Raises `SignatureInvalid`.
     """
     match proof:
         case Proof.STANDARD:
@@ -52,7 +55,7 @@ def proved(proof: Proof, secret: str, headers: Mapping[str, str], body: bytes, *
 
 
 def sign(secret: str, *, id_: str, at: str, body: bytes) -> str:
-    """As Standard Webhooks has it: over the id, the time and the body, so that none of them can be another's."""
+    """Sign as in Standard Webhooks: over id, time and body, so that none can be exchanged."""
     head = f"{id_}.{at}.".encode()
     made = hmac.new(_key(secret), head + body, hashlib.sha256).digest()
     return f"{_VERSION},{base64.b64encode(made).decode()}"
@@ -70,7 +73,8 @@ def _standard(secret: str, headers: Mapping[str, str], body: bytes, *, now_s: fl
 
 
 def _github(secret: str, headers: Mapping[str, str], body: bytes) -> str:
-    """Its id of a delivery is not signed, so it names nothing; the body is, and holds its own times and ids."""
+    """GitHub does not sign its delivery id, so it cannot be the key. The body is signed, and
+    contains times and ids."""
     expected = "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
     if not is_signed_by(secret, headers.get(GITHUB, ""), expected):
         raise Unproved("its X-Hub-Signature-256 is not by the secret of this connector")
@@ -78,7 +82,7 @@ def _github(secret: str, headers: Mapping[str, str], body: bytes) -> str:
 
 
 def _stripe(secret: str, headers: Mapping[str, str], body: bytes, *, now_s: float) -> str:
-    """Brought again it is signed anew, with another time: what stays is the id in the body."""
+    """Stripe signs a repeated request again with another time. The id in the body stays the same."""
     parts = [part.strip().partition("=") for part in headers.get(STRIPE, "").split(",")[: SIGNATURES_MAX + 1]]
     at = next((value for name, _, value in parts if name == "t"), "")
     _check_recent(at, "Stripe-Signature", now_s)
@@ -102,19 +106,20 @@ def _check_recent(at: str, header: str, now_s: float) -> None:
 
 
 def _any(secret: str, found: list[str], expected: str) -> bool:
-    """All of them are held against it, however soon one fits: how long it takes says nothing."""
+    """Compare all signatures, even after a match, so that the time reveals nothing."""
     fitting = [each for each in found[:SIGNATURES_MAX] if is_signed_by(secret, each, expected)]
     return bool(fitting)
 
 
 def _key(secret: str) -> bytes:
-    """`whsec_` and base64, as Standard Webhooks hands keys out; or the words as they stand."""
+    """Decode `whsec_` and base64, the key format of Standard Webhooks. Any other secret is used as
+    is."""
     if secret.startswith(_SECRET_PREFIX):
         try:
             key = base64.b64decode(secret.removeprefix(_SECRET_PREFIX), validate=True)
         except binascii.Error:
             key = b""
-        if key:  # an empty one would be everybody's
+        if key:  # with an empty key anyone could sign
             return key
     return secret.encode()
 

@@ -1,7 +1,8 @@
-"""Templates of the owner's, filled with what a stranger sent. The stranger's words are data, and never a template.
+"""Renders the owner's templates with untrusted request data. The data is never used as a template.
 
-A template is the owner's, but how large it becomes is the sender's doing. So it has filters and a few methods that
-cannot make much of little, lists are cut, and it ends where its text would be longer than a letter.
+The owner writes the template, but the sender controls the size of the output. So only filters and
+methods that cannot amplify their input are available. Lists are truncated, and rendering stops at
+the maximum size of an envelope's text.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 ITEMS_MAX = 1_000  # of one list or table that a template sees
 DEPTH_MAX = 32
-TEMPLATES_MAX = 256  # kept ready
+TEMPLATES_MAX = 256  # cached
 
 FILTERS = frozenset(
     {
@@ -35,7 +36,7 @@ METHODS = frozenset(
 
 
 def check(text: str) -> str:
-    """Why a template cannot be used; empty where it can."""
+    """The reason why a template is invalid; empty if it is valid."""
     from jinja2.exceptions import TemplateError
 
     try:
@@ -46,7 +47,7 @@ def check(text: str) -> str:
 
 
 def render(text: str, values: Mapping[str, Any]) -> str:
-    """Raises `Invalid` where it breaks over what was sent."""
+    """Render a template. Raises `Invalid` if it fails with this data."""
     kept: list[str] = []
     size = 0
     try:
@@ -66,7 +67,7 @@ def render(text: str, values: Mapping[str, Any]) -> str:
 
 
 def bounded(value: Any, depth: int = DEPTH_MAX) -> Any:
-    """A payload as templates see it: so many of each list, so deep."""
+    """Limit a payload for templates: the length of each list or table, and the depth."""
     match value:
         case dict():
             table = cast("dict[str, Any]", value)
@@ -81,7 +82,7 @@ def bounded(value: Any, depth: int = DEPTH_MAX) -> Any:
 
 
 def at(values: Mapping[str, Any], path: str) -> str:
-    """What stands at a place such as `payload.issue.labels.0.name`, as a text; empty where nothing does."""
+    """The value at a path such as `payload.issue.labels.0.name`, as text; empty if there is none."""
     found: Any = values
     for word in path.split("."):
         if isinstance(found, Mapping):
@@ -121,11 +122,12 @@ def _environment() -> ImmutableSandboxedEnvironment:
             return super().call_binop(context, operator, left, right)
 
         def wrap_str_format(self, value: Any) -> None:
-            """Jinja's own is safe in what it reaches, and not in how long a text it makes."""
+            """Disable `str.format`: Jinja's version is safe in what it accesses, but not in the
+            length of its result."""
             return None
 
         def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-            """Of texts and tables, only what cannot make much of little."""
+            """Allow only attributes of texts and tables that cannot amplify their input."""
             if isinstance(obj, str | bytes | list | dict | int | float):
                 return attr in METHODS
             return super().is_safe_attribute(obj, attr, value)
