@@ -1,4 +1,5 @@
-"""Where envelopes come in. One road for all of them: people's, agents', the clock's, and the house's own answers."""
+"""Accepts envelopes. All take this one path: from people, agents, schedules, and the server's own
+answers."""
 
 from __future__ import annotations
 
@@ -55,13 +56,14 @@ from retinue.store.sessions import sessions
 log = logging.getLogger(__name__)
 
 LEFT_OUT_CHARS_MAX = 160
-COMPLETION = "completion"  # the connector by which webhooks are told what came of a letter
-LABEL_BYTES_MAX = 1024  # of a source or an origin's key: an index of PostgreSQL holds 2,704 bytes in all
+COMPLETION = "completion"  # the internal connector that notifies webhooks when an envelope is done
+LABEL_BYTES_MAX = 1024  # of a source or an origin's key: a PostgreSQL index entry holds 2,704 bytes in all
 DELIVERED_AT_ONCE_MAX = 100
 HANDED_ON = frozenset({Kind.DELEGATION, Kind.JOB})
 
 _HASH = re.compile(r"[0-9a-f]{64}")
-_ENDS = frozenset({"overflow", *(outcome.value for outcome in Outcome)})  # notices of how a letter ended
+# purposes of notices about the end of an envelope
+_ENDS = frozenset({"overflow", *(outcome.value for outcome in Outcome)})
 
 
 class LaneWake(Struct, frozen=True):
@@ -70,55 +72,58 @@ class LaneWake(Struct, frozen=True):
     session: SessionId
     agent: str
     lane: LaneKind
-    loud: bool = True  # silent mail wakes a lane only to be written down
+    loud: bool = True  # a silent envelope wakes a lane only to be recorded
 
 
 class RoomWake(Struct, frozen=True):
-    """Something waits to be delivered to a channel."""
+    """An envelope waits to be delivered to a channel."""
 
     channel: str
 
 
 class ClockWake(Struct, frozen=True):
-    """Something waits for a time: the alarm may have to ring earlier than it thought, if that is before it does."""
+    """An envelope waits for a time: the timer may have to fire earlier than planned."""
 
-    at_ms: int = 0  # 0: whoever says so does not know
+    at_ms: int = 0  # 0: unknown
 
 
 Wake = LaneWake | RoomWake | ClockWake
 
 
 class Seat(Protocol):
-    """A free slot, held for mail on its way in: where it finds its lane idle, its run begins in the same commit."""
+    """A reserved slot for an envelope on its way in. If its lane is idle, its run starts in the
+    accepting commit."""
 
     run_id: RunId
 
     def begin(self, page: Page, session: Session, agent: Agent, envelope: Envelope) -> object:
-        """Within the accepting commit. What it gives back is handed to `settle`."""
+        """Start the run, within the accepting commit. The return value is passed to `after_commit`."""
         ...
 
     def settle(self, begun: object | None) -> None:
-        """On the loop, once that commit is over: work on what began, or give the slot back."""
+        """On the event loop, after the commit: work on the started run, or release the slot."""
         ...
 
     def doubt(self) -> None:
-        """The store could not say whether that commit was kept: look for what may have begun."""
+        """The result of the commit is unknown: look for a run that may have started."""
         ...
 
 
 def no_seat(_agent: str, _lane: LaneKind) -> Seat | None:
-    """Where runs begin only in commits of their own."""
+    """For callers whose runs always start in a separate commit."""
     return None
 
 
 class Entered(Struct, frozen=True):
+    """The result of accepting an envelope."""
+
     receipt: Receipt
     wakes: tuple[Wake, ...] = ()
-    begun: object | None = None  # its run, where that began in the same commit
+    begun: object | None = None  # its run, if it started in the same commit
 
 
 class Inbox:
-    """Where envelopes come in. Once `post` returns, the envelope outlives us."""
+    """Accepts envelopes. Once `accept` returns, the envelope survives a crash."""
 
     def __init__(
         self,
@@ -128,8 +133,8 @@ class Inbox:
         seat: Callable[[str, LaneKind], Seat | None] = no_seat,
         command: Callable[[Draft, Asked], Awaitable[Receipt | Draft]] | None = None,
     ) -> None:
-        """`command` has carried out what a message asks of the house when it gives a receipt for it; what it gives back
-        as a draft goes on to the agent."""
+        """`command` handles slash commands. It returns a receipt if it carried the command out, or
+        a draft that goes on to the agent."""
         self._store = store
         self._clock = clock
         self._wake = wake
@@ -143,7 +148,8 @@ class Inbox:
             asked = read_command(words)
             if asked is None and draft.sender.kind is AddressKind.CHANNEL:
                 asked = read_number(words)
-            # A stranger's slash in the middle of words is words; at their beginning it is refused.
+            # A slash in the middle of an untrusted text is plain text; at the beginning it is
+            # refused.
             if asked is not None and (asked.begins or draft.trust in ENTITLED):
                 done = await self._command(draft, asked)
                 if isinstance(done, Receipt):
@@ -161,7 +167,8 @@ class Inbox:
                 if isinstance(error, StoreError):
                     seat.doubt()
                 raise
-            # Mail is not refused because a run could not begin: that is the lane's to find out and to tell.
+            # An envelope is not refused because a run could not start: the lane finds that out and
+            # reports it.
             log.warning("mail kept without beginning a run", extra={"error": type(error).__name__})
             return await self._post(draft, None)
 
@@ -174,7 +181,7 @@ class Inbox:
                     self._wake(wake)
 
         body = partial(accept, draft=draft, now_ms=to_ms(self._clock.now()), seat=seat)
-        # Also for a caller who has hung up: what was accepted is worked on.
+        # Also if the caller was cancelled: an accepted envelope is processed.
         return (await self._store.write(body, point="accept", then=accepted)).receipt
 
 
@@ -188,7 +195,8 @@ def _lane(draft: Draft, origin: Origin) -> LaneKind:
 
 
 def _may_command(draft: Draft) -> bool:
-    """Whether it came in by a door for people, to an agent, for now: only there does a slash mean something."""
+    """Whether it was sent by a person or channel to an agent, for now: only then can it be a
+    command."""
     return (
         draft.sender.kind in (AddressKind.PERSON, AddressKind.CHANNEL)
         and draft.recipient.kind is AddressKind.AGENT
@@ -200,7 +208,7 @@ def _may_command(draft: Draft) -> bool:
 
 
 def _may_begin(draft: Draft) -> bool:
-    """Whether it is plain mail, for now, to an agent's session of this origin."""
+    """Whether it is a normal message, for now, to an agent's session of this origin."""
     recipient = draft.recipient
     return (
         recipient.kind is AddressKind.AGENT
@@ -212,7 +220,7 @@ def _may_begin(draft: Draft) -> bool:
 
 
 def check(draft: Draft) -> None:
-    """What the store could not keep, or should not, is refused before it is asked."""
+    """Refuse what the store cannot or should not keep, before it is called."""
     _check_text(draft.text)
     if not 0 < len(draft.key) <= KEY_LENGTH_MAX or not is_storable(draft.key):
         raise Invalid(
@@ -253,7 +261,7 @@ def check(draft: Draft) -> None:
 
 
 def _check_text(text: str) -> None:
-    # Counted in characters first: encoding a text that is too long anyway would double what it takes.
+    # Count characters first: encoding a text that is too long anyway would double its memory.
     size = len(text) if len(text) > TEXT_BYTES_MAX else len(text.encode(errors="surrogatepass"))
     if size > TEXT_BYTES_MAX:
         raise TooLarge(
@@ -267,7 +275,8 @@ def _check_text(text: str) -> None:
 
 
 def _check_attachment(attachment: Attachment) -> None:
-    """Only as `Files.keep` hands them out: a name nobody can aim with, and the hash of bytes that were kept."""
+    """Allow only attachments as the file store creates them: a safe name, and the hash of stored
+    bytes."""
     safe = safe_name(attachment.name)
     if attachment.name != safe or not _HASH.fullmatch(attachment.hash) or attachment.size_bytes < 0:
         raise Invalid(
@@ -279,15 +288,15 @@ def _check_attachment(attachment: Attachment) -> None:
 
 
 def accept(conn: sa.Connection, *, draft: Draft, now_ms: int, seat: Seat | None = None) -> Entered:
-    """The accept commit: the envelope, its count, its session and its news, or nothing at all.
+    """The accept commit: the envelope, its count, its session and its events, or nothing at all.
 
-    With a seat, and where its lane is idle, also the start of its run.
+    With a reserved slot and an idle lane it also starts the run.
     """
     seen = envelopes.by_key(conn, draft.source, draft.key)
     if seen is not None:
         return seen_before(conn, draft, seen)
     page = Page(conn, now_ms)
-    # Looked up again behind the house's lock: on PostgreSQL another process may have been quicker.
+    # Look again inside the transaction: on PostgreSQL another process may have been faster.
     if conn.dialect.name != "sqlite" and (seen := envelopes.by_key(conn, draft.source, draft.key)) is not None:
         return seen_before(conn, draft, seen)
     if (gone := purge.by_key(conn, draft.source, draft.key)) is not None:
@@ -326,7 +335,7 @@ def seen_before(conn: sa.Connection, draft: Draft, seen: Envelope) -> Entered:
 
 
 def purged_before(draft: Draft, gone: purge.Key) -> Entered:
-    """As `seen_before`, of an envelope of which only its key is left."""
+    """As `resolve_duplicate`, for an envelope of which only its key is left."""
     if gone.content_hash != purge.content_hash(draft) or not _same_recipient(gone.recipient, draft.recipient):
         raise Conflict(
             f"the key '{draft.key[:64]}' was already used for another envelope",
@@ -346,17 +355,19 @@ def purged_before(draft: Draft, gone: purge.Key) -> Entered:
 
 
 def _same_recipient(kept: Address, asked: Address) -> bool:
-    """A name is kept in its own spelling, and an agent's with the session that the letter went to."""
+    """Names are stored in their original spelling, and an agent's address with the session of the
+    envelope."""
     if kept.kind is not asked.kind or kept.name.casefold() != asked.name.casefold():
         return False
     return kept.rest.startswith(asked.rest) if kept.kind is AddressKind.AGENT else kept.rest == asked.rest
 
 
 def enter(page: Page, draft: Draft, *, strict: bool = False, seat: Seat | None = None) -> Entered:
-    """Put one envelope on its road, within whatever commit `page` belongs to.
+    """Accept one envelope within the transaction of the caller.
 
-    `strict` is for doors: an unknown recipient is an error and nothing is stored. Inside the house the letter is
-    kept and ends `refused`, since the commit it belongs to must not fail for it.
+    `strict` is for the API and connectors: an unknown recipient raises, and nothing is stored.
+    Otherwise the envelope is stored and ends `refused`, because the surrounding commit must not
+    fail.
     """
     match draft.recipient.kind:
         case AddressKind.AGENT if background_jobs.is_for(draft.recipient):
@@ -412,7 +423,7 @@ def _add(
         run=run,
     )
     if draft.attachments and _is_from_outside(draft):
-        # Wherever these bytes come to lie, they are no more to be believed than here. No bytes say nothing.
+        # Copies of these bytes are no more trusted than the original. Empty files carry no content.
         hashes = [attachment.hash for attachment in draft.attachments if attachment.size_bytes]
         file_trust.mark_content(page.conn, hashes, at_ms=page.at_ms)
     page.tell(NewsKind.ENVELOPE_ACCEPTED, session=session or draft.sender.session, envelope=draft.id)
@@ -420,7 +431,8 @@ def _add(
 
 
 def _is_from_outside(draft: Draft) -> bool:
-    """Whether its files are not the owner's. What agents and the house attach is here already, and labelled there."""
+    """Whether its files are not from the owner. Files of agents and of the server are stored
+    already, with their trust."""
     return draft.sender.kind in (AddressKind.PERSON, AddressKind.CHANNEL) and draft.trust is not Trust.OWNER
 
 
@@ -439,7 +451,7 @@ def _to_person(page: Page, draft: Draft, *, strict: bool) -> Entered:
     if _is_future(page, draft):
         _add(page, draft, session=None, recipient=recipient)
         return Entered(_receipt(page, draft), (ClockWake(),))
-    # The session is the sender's: whoever watches that conversation sees its answers arrive.
+    # The session is the sender's, so that its watchers see the answers arrive.
     because = _delivered(found.name)
     seq = _add(
         page,
@@ -458,7 +470,7 @@ def _delivered(person: str) -> str:
 
 
 def hand_over_due(page: Page) -> None:
-    """Mail for people that had to wait for its time, a bounded number at once."""
+    """Deliver envelopes for people whose time has come, a limited number at once."""
     for envelope in envelopes.due_for_people(page.conn, page.at_ms, limit=DELIVERED_AT_ONCE_MAX):
         session = envelope.sender.session
         envelopes.set_session(page.conn, envelope.id, session)
@@ -475,7 +487,7 @@ def _refuse_unknown(page: Page, draft: Draft, *, because: str) -> Entered:
 
 
 def take_job(page: Page, request: Draft, work: Delegation) -> Entered:
-    """Settled as it is accepted: what comes of it is the job's to tell, once."""
+    """The request is settled when it is accepted. Its result is reported by the job, once."""
     _add(
         page,
         request,
@@ -491,7 +503,7 @@ def take_job(page: Page, request: Draft, work: Delegation) -> Entered:
 
 
 def keep_command(page: Page, draft: Draft) -> tuple[Session, Agent]:
-    """Keep a command as mail of its conversation. Whoever carries it out settles it in the same commit."""
+    """Store a command as an envelope of its session. The caller settles it in the same commit."""
     agent = agents.find(page.conn, draft.recipient.name)
     if agent is None:
         raise _no_agent(draft)
@@ -558,7 +570,8 @@ def _to_agent(page: Page, draft: Draft, *, strict: bool, seat: Seat | None) -> E
 
 
 def _is_idle(page: Page, session: Session, agent: Agent) -> bool:
-    """Whether nothing comes before mail that arrives now: no run, parked or not, and nothing that is due."""
+    """Whether nothing comes before an envelope that arrives now: no open or suspended run, and
+    nothing due."""
     return (
         session.wakefulness is Wakefulness.SLEEPING
         and session.queue.over(agent.queue).cap > 0
@@ -578,7 +591,8 @@ def _is_future(page: Page, draft: Draft) -> bool:
 
 
 def _find_session(page: Page, draft: Draft, agent: Agent) -> Session | None:
-    """The conversation this belongs to. A new one exists, start marker and all, before its first mail is handled."""
+    """The session of this envelope. A new one is started, with its start marker, before its first
+    envelope is handled."""
     session = known_session(page.conn, draft, agent)
     if session is not None or draft.recipient.rest:
         return session
@@ -588,7 +602,7 @@ def _find_session(page: Page, draft: Draft, agent: Agent) -> Session | None:
 
 
 def known_session(conn: sa.Connection, draft: Draft, agent: Agent) -> Session | None:
-    """The same, where it is there already."""
+    """The session of this envelope, if it exists."""
     if draft.recipient.rest:
         found = sessions.by_prefix(conn, agent.name, draft.recipient.rest)
         return sessions.get(conn, found) if found else None
@@ -596,15 +610,17 @@ def known_session(conn: sa.Connection, draft: Draft, agent: Agent) -> Session | 
 
 
 def _keep_within_cap(page: Page, draft: Draft, agent: Agent, session: Session) -> tuple[str, tuple[Wake, ...]]:
-    """Apply the overflow rule. Nothing is dropped: what does not fit ends `refused`, and its sender is told.
+    """Apply the overflow rule. Nothing is dropped: an envelope that does not fit ends `refused`,
+    and its sender is notified.
 
-    Answers and notices are exempt: they are bounded by what was asked, and refusing one would strand its asker.
+    Answers and notices are exempt. Requests limit their number, and refusing one would strand its
+    requester.
     """
     queue = session.queue.over(agent.queue)
     counted = draft.kind in (Kind.MESSAGE, Kind.DELEGATION, Kind.SYSTEM) and not draft.silent
     if not counted or _is_future(page, draft):
         return "", ()
-    # Nothing waits in a session that was asleep: then this is the only one.
+    # Nothing waits in a sleeping session, so this is the only envelope.
     asleep = session.wakefulness is Wakefulness.SLEEPING
     waiting = 1 if asleep and queue.cap else envelopes.count_asking(page.conn, session.id, page.at_ms)
     if waiting <= queue.cap:
@@ -629,7 +645,7 @@ def _keep_within_cap(page: Page, draft: Draft, agent: Agent, session: Session) -
 
 
 def _summarize(page: Page, left_out: Envelope, session: Session) -> tuple[Wake, ...]:
-    """The agent reads a line of what it was spared."""
+    """Give the agent one line about an envelope that it will not read."""
     words = " ".join(words_of(left_out.text).split())
     line = words if len(words) <= LEFT_OUT_CHARS_MAX else words[: LEFT_OUT_CHARS_MAX - 1] + "…"
     draft = Draft(
@@ -661,9 +677,9 @@ def notify(
     session: Session | None = None,
     silent: bool = False,
 ) -> tuple[Wake, ...]:
-    """Tell a sender in plain words what became of an envelope. Needs no model. A notice never causes another.
+    """Notify a sender of the end of an envelope. Needs no model. A notice never causes another.
 
-    Where that was work which was handed on, this is what came of it.
+    If the envelope was delegated work, the notice is its result.
     """
     if kind in (Kind.NOTICE, Kind.ANSWER) or to.kind in (AddressKind.HOUSE, AddressKind.SCHEDULE):
         return ()
@@ -672,7 +688,7 @@ def notify(
     if kind is Kind.JOB and (job := envelopes.get(page.conn, about)) is not None and job.reply_to is not None:
         about, sender, text = job.reply_to, background_jobs.HERE, f"{background_jobs.FAILED}{text}"
     id_ = EnvelopeId(derived(about, purpose))
-    # An agent that has told another something is not woken by what became of that: the two would never stop.
+    # An agent that sent a message to another is not woken by its result: the two would never stop.
     silent = silent or (kind is Kind.SYSTEM and to.kind is AddressKind.AGENT)
     wakes, trust = (), Trust.PRIVATE
     if kind in HANDED_ON and (delegation := delegations.get(page.conn, about)) is not None:
@@ -685,7 +701,7 @@ def notify(
         silent = silent or is_silent(delegation)
         text = announced(page, delegation, state, text, trust=trust)
         letter = envelopes.get(page.conn, about)
-        trust = least((trust, letter.trust)) if letter is not None else trust  # its task is told of, too
+        trust = least((trust, letter.trust)) if letter is not None else trust  # the notice contains its task, too
     draft = Draft(
         id=id_,
         sender=sender,
@@ -702,7 +718,7 @@ def notify(
 
 
 def ring(page: Page, about: EnvelopeId) -> tuple[Wake, ...]:
-    """Have whoever wants to know it elsewhere told what came of a letter, in the commit that ends it."""
+    """Notify the webhook of an envelope, if it has one, in the commit that ends it."""
     if webhooks.get(page.conn, about) is None:
         return ()
     draft = Draft(
@@ -721,7 +737,7 @@ def ring(page: Page, about: EnvelopeId) -> tuple[Wake, ...]:
 
 
 def is_completion(envelope: Envelope) -> bool:
-    """Whether the house itself has made it, to tell a webhook of a letter."""
+    """Whether the server created it to notify a webhook."""
     ours = envelope.kind is Kind.NOTICE and envelope.sender.kind is AddressKind.HOUSE
     return ours and envelope.recipient.name == COMPLETION
 
@@ -735,7 +751,7 @@ def settle_and_tell(
     text: str,
     session: Session | None = None,
 ) -> tuple[Wake, ...]:
-    """End one envelope outside any run, and tell its sender."""
+    """End one envelope outside any run, and notify its sender."""
     outcomes.settle(page, [envelope.id], outcome, because=because)
     _tell_settled(page, envelope.id, envelope.session, outcome, because)
     if envelope.silent:

@@ -1,5 +1,5 @@
-"""Who stands at the doors: looks up who speaks, asks the policy, and does what it says. What is let in goes on to the
-doorway; everything else ends here."""
+"""Access control for connectors: identifies the sender, asks the policy, and acts on its decision.
+Only admitted messages go on to the intake."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from retinue.store.core.transaction import Page
 
 log = logging.getLogger(__name__)
 
-CODE_CHARS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"  # none that reads as another
+CODE_CHARS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"  # no characters that can be confused
 CODE_LENGTH = 8
 NAME_CHARS_MAX = 256
 
@@ -46,39 +46,40 @@ _SET_ACTIVATION = re.compile(r"/activation(?:@\S{1,64})?\s+(mention|always)\s*",
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
-    """Somebody was let in: who answers them, and how far they are believed."""
+    """An admitted message: who answers it, and how far it is trusted."""
 
     agents: tuple[str, ...]
     trust: Trust
     may_command: bool = False
     speaker: str = ""
-    person: str = ""  # whose id it is, where it is somebody's of this house
+    person: str = ""  # the linked person, if the sender is one
     from_boss: bool = False
     settings: DoorSettings = CLOSED
-    before: tuple[Overheard, ...] = ()  # what was said there since the agent last heard, and not to it
+    before: tuple[Overheard, ...] = ()  # ambient messages since the agent last read, not addressed to it
     matched_by: MatchedBy = MatchedBy.DEFAULT
 
 
 class Keeper(Protocol):
-    """Whoever stands at the doors."""
+    """Decides which inbound messages are accepted."""
 
     async def meet(self, instance: str, incoming: Incoming) -> Welcome | None:
-        """None: whoever it was is not let in, or did not speak to us, and all that follows from it is done."""
+        """Admit a message. None: the sender is refused or did not address us, and all consequences
+        are handled."""
         ...
 
     async def who_pressed(self, instance: str, incoming: Incoming) -> Principal | None:
-        """The person of the house who pressed a button; None where it was nobody who may."""
+        """The linked person who pressed a button; None if the sender may not."""
         ...
 
     async def told(self, instance: str, room: str, before: tuple[Overheard, ...]) -> None:
-        """What was overheard was told, and is not told again."""
+        """Record that these ambient messages were passed on, so that they are not repeated."""
         ...
 
     async def moved(self, instance: str, incoming: Incoming) -> None: ...
 
 
 class _Known(Struct, frozen=True, kw_only=True):
-    """What the store says of a speaker and a room, as it is at one moment."""
+    """Stored facts about a sender and a channel at one moment."""
 
     person: Person | None
     paired: bool
@@ -90,7 +91,11 @@ class _Known(Struct, frozen=True, kw_only=True):
 
 
 class Doorkeeper:
-    """`settings` and `kind_of` are of an instance; `default` is who answers where nobody was bound."""
+    """Access control by rules and stored identities.
+
+    `settings` and `get_platform_name` take the name of a connector. `get_default_agent` returns the
+    agent that answers without a binding.
+    """
 
     def __init__(
         self,
@@ -111,13 +116,13 @@ class Doorkeeper:
         self._default = default
         self._lines = Sparing(log, clock)
         self._strangers = Strangers(ids, post, self._lines)
-        self._bindings: tuple[Binding, ...] | None = None  # as they are stored; None: to be read
+        self._bindings: tuple[Binding, ...] | None = None  # as stored; None: read again
         self._rebound = 0
         store.on_commit(self._strangers.forget, t.identities, t.admitted, t.bindings)
         store.on_commit(self._forget_bindings, t.bindings)
 
     def refusals(self) -> list[Refusal]:
-        """Whom the doors turned away since the house was opened, the latest last. Bounded."""
+        """Refusals since the server started, the latest last. Limited in number."""
         return self._strangers.refusals()
 
     async def meet(self, instance: str, incoming: Incoming) -> Welcome | None:
@@ -141,7 +146,7 @@ class Doorkeeper:
         return None
 
     async def who_pressed(self, instance: str, incoming: Incoming) -> Principal | None:
-        """People of the house alone: a button decides, and what it bears may have been read by others."""
+        """Only linked people: a press decides something, and others may have read its data."""
         settings = self._settings(instance)
         known = await self._look(instance, incoming, settings)
         verdict = may_talk(_facts(instance, incoming, known, mentioned=True), settings)
@@ -149,7 +154,7 @@ class Doorkeeper:
             await self._refuse(instance, incoming, settings, verdict, quietly=True)
             return None
         if verdict.entry is not Entry.ADMIT or known.person is None:
-            # Not turned away: whoever may not decide may still talk, and what they say next is heard.
+            # Not recorded as refused: the sender may still write, and the next message is accepted.
             self._lines.info("press refused at the door", instance)
             return None
         role = known.person.role
@@ -161,14 +166,14 @@ class Doorkeeper:
             await self._store.write(body, point="door")
 
     async def moved(self, instance: str, incoming: Incoming) -> None:
-        """A room has a new name. Only the platform says so, and a name that is none is refused."""
+        """A channel has a new id. Only the platform reports this, and an invalid id is refused."""
         body = partial(
             move_room, instance=instance, room=incoming.room, new_room=incoming.text, at_ms=to_ms(self._clock.now())
         )
         went_along = await self._store.write(body, point="door")
         log.info("room moved", extra={"connector": instance, "sessions": went_along})
 
-    # --- looking up ---
+    # --- lookups ---
 
     def _is_too_old(self, instance: str, incoming: Incoming, settings: DoorSettings) -> bool:
         if incoming.said_at is None or not settings.catch_up_hours:
@@ -190,7 +195,7 @@ class Doorkeeper:
         )
         rebound = self._rebound
         known = await self._store.read(body)
-        if rebound == self._rebound:  # else somebody was bound meanwhile, and these may be the old ones
+        if rebound == self._rebound:  # else a binding changed meanwhile, and these may be outdated
             self._bindings = known.bindings
         return known
 
@@ -214,7 +219,7 @@ class Doorkeeper:
             team=incoming.team,
         )
 
-    # --- what is done ---
+    # --- actions ---
 
     async def _admit(
         self, instance: str, incoming: Incoming, settings: DoorSettings, known: _Known, verdict: Verdict
@@ -268,7 +273,8 @@ class Doorkeeper:
         )
 
     async def _pair(self, instance: str, incoming: Incoming, settings: DoorSettings, known: _Known) -> None:
-        """Tell a stranger a code, and the owner of them. Both are told once, whatever else they write."""
+        """Send a code to an unknown sender, and notify the owner. Both happen once, whatever else
+        the sender writes."""
         if incoming.kind is not Heard.MESSAGE:
             return
         speaker, now = speaker_of(incoming), self._clock.now()
@@ -323,7 +329,8 @@ class Doorkeeper:
         await self._store.write(body, point="overhear")
 
     async def _sets_activation(self, instance: str, incoming: Incoming, verdict: Verdict) -> bool:
-        """`/activation mention|always` holds for its room until it is said again. Others may not, and are not told."""
+        """Apply `/activation mention|always` to its channel, until it is given again. An
+        unauthorized command is ignored silently."""
         wanted = _activation_in(incoming)
         if wanted is None:
             return False
@@ -349,12 +356,12 @@ class Doorkeeper:
 
 
 def speaker_of(incoming: Incoming) -> str:
-    """By an id that stays. In a room that is shared with one person alone, whoever speaks there is that person."""
+    """The permanent id of the sender. In a channel with one person, that person is the sender."""
     return incoming.speaker.id or incoming.peer
 
 
 def code_from(id_: str) -> str:
-    """A code to read out, made of an id that nobody can foresee."""
+    """A readable code, derived from an unpredictable id."""
     digest = hashlib.sha256(f"pairing/{id_}".encode()).digest()
     return "".join(CODE_CHARS[byte % len(CODE_CHARS)] for byte in digest[:CODE_LENGTH])
 
@@ -369,7 +376,7 @@ def _activation_in(incoming: Incoming) -> Activation | None:
 def _facts(instance: str, incoming: Incoming, known: _Known, *, mentioned: bool = False) -> Facts:
     person = known.person
     ours = incoming.quoted is not None and incoming.quoted.ours
-    reacts = incoming.kind is Heard.REACTION  # to something; whether it is ours is seen later
+    reacts = incoming.kind is Heard.REACTION  # to any message; whether it is ours is checked later
     return Facts(
         instance=instance,
         direct=bool(incoming.peer),
@@ -397,7 +404,7 @@ def _look(
     now_ms: int,
     bound: tuple[Binding, ...] | None,
 ) -> _Known:
-    """`bound`: all bindings, where they are known. There may be thousands, and they seldom change."""
+    """`bound` is the cached list of all bindings. There may be thousands, and they seldom change."""
     speaker, direct = speaker_of(incoming), bool(incoming.peer)
     person = identities.who(conn, service, speaker) if incoming.speaker.vouched else None
     waiting = pairings.waiting(conn, instance, speaker, now_ms=now_ms) if direct and person is None else None

@@ -1,4 +1,4 @@
-"""Files that came with a message: fetched from the place once whoever sent them was let in, and never before."""
+"""Fetches the files of a message from the platform, only after the sender was admitted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from retinue.store.envelopes.attachment_files import READ_CHUNK_BYTES, Files
 log = logging.getLogger(__name__)
 
 FETCH_S_MAX = 300.0  # of one file
-IN_MEMORY_BYTES_MAX = 1024 * 1024  # what is larger waits on disk until it is whole
+IN_MEMORY_BYTES_MAX = 1024 * 1024  # a larger file is buffered on disk until it is complete
 
 Keep = Callable[[OfferedFile, int], Awaitable[Attachment]]
 """Fetches a file of at most so many bytes, and keeps it."""
 
 
 def keeping(files: Files) -> Keep:
-    """In the house's own files."""
+    """Return a function that fetches into the server's attachment files."""
 
     async def keep(offered: OfferedFile, bytes_max: int) -> Attachment:
         with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES_MAX) as held:
@@ -39,7 +39,7 @@ def keeping(files: Files) -> Keep:
 
 
 async def keep_nothing(offered: OfferedFile, _bytes_max: int) -> Attachment:
-    """In a house that was handed no place for files."""
+    """For a server without attachment files."""
     raise TooLarge(
         f"'{safe_name(offered.name)}' was not fetched",
         because="there is no place for files here",
@@ -51,8 +51,11 @@ async def keep_nothing(offered: OfferedFile, _bytes_max: int) -> Attachment:
 async def bring(
     offered: Sequence[OfferedFile], keep: Keep, *, bytes_max: int, instance: str
 ) -> tuple[tuple[Attachment, ...], tuple[str, ...]]:
-    """What could be had, and a line for each that could not. Raises where the store could not say: then all of it is
-    offered again."""
+    """Return the fetched attachments, and a line for each file that failed.
+
+    Raises if the result of a store call is unknown: then the platform offers the whole message
+    again.
+    """
     brought: list[Attachment] = []
     missing: list[str] = []
     for file in offered[:ATTACHMENTS_MAX]:
@@ -66,7 +69,7 @@ async def bring(
             raise
         except TooLarge:
             missing.append(f"[not fetched: {name}, more than {bytes_max:,} bytes]")
-        except (Exception, TimeoutError) as error:  # whatever a place does, its words are heard
+        except (Exception, TimeoutError) as error:  # whatever the platform does, the text is accepted
             log.warning(
                 "file not fetched",
                 exc_info=None if isinstance(error, RetinueError | OSError) else error,

@@ -1,7 +1,9 @@
-"""`agent:background`: work for nobody in particular. One shot, in a session of its own, and told of once.
+"""Background jobs, sent to `agent:background`: one-shot runs in a separate session, with one
+result.
 
-A request is settled as it is accepted. What is left of it is a job: a letter whose words are all that is read, worked
-on as the agent who sent the request would, and never begun a second time. What came of it replies to the request.
+A request is settled when it is accepted. It becomes a job: an envelope whose text is all that the
+run reads. It runs as the requesting agent and never starts a second time. The result replies to the
+request.
 """
 
 from __future__ import annotations
@@ -38,17 +40,19 @@ def is_for(recipient: Address) -> bool:
 
 
 def runner_of(agent: Agent, origin: OriginKind) -> str:
-    """Jobs are done here, also for one who works elsewhere."""
+    """Jobs run on this server, also for an external agent."""
     return LOOP if origin is OriginKind.BACKGROUND and agent.runner == EXTERNAL else agent.runner
 
 
 def take_up(page: Page, request: Draft) -> Delegation | str:
-    """The work that a request from outside of any run asks for, and its sessions; or why there is none."""
+    """Open the job that a request from outside a run asks for, with its sessions. Returns the
+    reason if it is refused."""
     asker = agents.find(page.conn, request.sender.name) if request.sender.kind is AddressKind.AGENT else None
     if asker is None or request.recipient.rest:
         return NOT_AN_AGENT
     home = _home(page, request, asker)
-    # No run hands it on, so its own letter stands for one; and for the first, where no run had it sent either.
+    # No run delegates it, so its envelope id serves as the run id; also as the root, if no run sent
+    # the request.
     began = Lineage(root=RunId(request.id), behalf=address.agent(asker.name), agents=(asker.name,))
     above = request.context.lineage or began
     open_count = delegations.count_open(page.conn, home.id)
@@ -86,7 +90,7 @@ def take_up(page: Page, request: Draft) -> Delegation | str:
 
 
 def session_for(page: Page, request: EnvelopeId, asker: Agent, home: SessionId, *, task: str) -> SessionId:
-    """Where a job is done: as its sender would, and with nothing that was said before."""
+    """Start the session of a job. It belongs to the requesting agent, with an empty context."""
     made = session_made_for(request)
     origin = Origin(OriginKind.BACKGROUND, request, parent=home)
     sessions.start(page, made, agent=asker.name, origin=origin, name=label_of("", task), unique=False)
@@ -94,7 +98,8 @@ def session_for(page: Page, request: EnvelopeId, asker: Agent, home: SessionId, 
 
 
 def _home(page: Page, request: Draft, asker: Agent) -> Session:
-    """Where the result is read: where the request came from, and else where this agent reads all such results."""
+    """The session that reads the result: the one the request came from, or else the agent's session
+    for such results."""
     named = sessions.get(page.conn, request.sender.session) if request.sender.session is not None else None
     if named is not None and named.agent == asker.name:
         return named
@@ -135,7 +140,7 @@ def result_of(job: Envelope, text: str, *, trust: Trust) -> Draft:
         sender=HERE,
         recipient=job.sender,
         text=clipped_bytes(text, TEXT_BYTES_MAX) or SAID_NOTHING,
-        source=BACKGROUND,  # a reply to what was settled long ago, and so no answer as others are
+        source=BACKGROUND,  # a reply to a settled request, so it is no answer in the usual sense
         key=f"{job.reply_to}/result",
         kind=Kind.ANSWER,
         reply_to=job.reply_to,

@@ -1,4 +1,5 @@
-"""Where connectors hand in what they heard. Whoever stands at the door is asked first; what is let in becomes mail."""
+"""Accepts messages from connectors. Access control is asked first; admitted messages become
+envelopes."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ log = logging.getLogger(__name__)
 
 
 class Press(Struct, frozen=True, kw_only=True):
-    """A button that somebody of the house pressed. `data` is what it bore, `under` the message it stands under."""
+    """A button pressed by a linked person. `data` is the button's data, `message_id` the message
+    that has it."""
 
     instance: str
     room: str
@@ -62,35 +64,38 @@ async def hears_nothing(_attachment: Attachment) -> str:
 
 
 async def no_presses(press: Press) -> None:
-    """In a house whose messages have no buttons."""
+    """For a server whose messages have no buttons."""
     log.info("press not taken", extra={"connector": press.instance})
 
 
 async def unanswered(instance: str, _press_id: str) -> None:
-    """In such a house, too."""
+    """For a server whose messages have no buttons."""
     log.info("press refused", extra={"connector": instance})
 
 
 class _Seen(Struct, frozen=True):
-    """What a message became when it was first heard; `is_joined` with others."""
+    """The envelope that a message became when it was first received; `is_merged` if merged with
+    others."""
 
     envelope: Envelope | None = None
     is_joined: bool = False
 
 
 class _Room(Struct, eq=False):
-    """One at a time, first come first served, so that a room's mail stands in the order in which it was said."""
+    """Lock of one channel, first come, first served, so that its envelopes keep their order."""
 
     lock: asyncio.Lock
     users: int = 0
 
 
 class Doorway:
-    """Turns what connectors hear into envelopes. Once `accept` returns a receipt, the envelope outlives us.
+    """Converts messages of connectors to envelopes. Once `accept` returns a receipt, the envelope
+    survives a crash.
 
-    A message that a platform delivers twice is one envelope. One that comes again with other words is an edit: an
-    envelope of its own, which names the first and says so. A connector may hand in the next message of a room before
-    the one before it is confirmed: they are taken in the order in which they were handed in.
+    A message that a platform delivers twice is one envelope. If it returns with different content,
+    it is an edit: a separate envelope that refers to the first. A connector may pass the next
+    message of a channel before the previous one is confirmed. They are accepted in the order in
+    which they were passed.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class Doorway:
         self._flushing: set[asyncio.Task[None]] = set()
 
     def abandon(self) -> None:
-        """Drop everything where it is, as a crash would. What was not confirmed, the platforms offer again."""
+        """Cancel everything at once, as a crash would. Platforms redeliver what was not confirmed."""
         self._joiner.abandon()
         for task in self._flushing:
             task.cancel()
@@ -134,7 +139,8 @@ class Doorway:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def accept(self, instance: str, incoming: Incoming) -> Receipt | None:
-        """Take in one message. None where it cannot be had, now or later; raises where the store could not say."""
+        """Accept one message. None if it can never be accepted. Raises if the result of a store
+        call is unknown."""
         try:
             async with self._alone_in(instance, incoming.room):
                 taken = await self._take(instance, incoming)
@@ -142,12 +148,12 @@ class Doorway:
         except StoreError:
             raise
         except RetinueError as error:
-            # Nobody sits at the other end who could mend it; offered again it would be refused again, for ever.
+            # No person could correct it, and a redelivery would be refused forever.
             self._lines.warning("message not taken", instance, code=error.code)
             return None
 
     async def _take(self, instance: str, incoming: Incoming) -> Receipt | asyncio.Future[Receipt | None] | None:
-        address.parse(f"channel:{instance}:{incoming.room}")  # refused before anybody is asked about it
+        address.parse(f"channel:{instance}:{incoming.room}")  # refuse an invalid channel before any lookup
         match incoming.kind:
             case Heard.MESSAGE:
                 welcome = await self._keeper.meet(instance, incoming)
@@ -163,12 +169,13 @@ class Doorway:
     async def _let_in(
         self, instance: str, incoming: Incoming, welcome: Welcome
     ) -> Receipt | asyncio.Future[Receipt | None]:
-        """Whatever waits in the room was said before, and is stored before."""
+        """Accept an admitted message. Messages that wait in the channel are older, and are stored
+        first."""
         joiner, room = self._joiner, incoming.room
         joins = joiner.joins(instance, incoming, welcome)
         if not joins or joiner.others_wait(instance, room, welcome.speaker):
             told = await joiner.flush(instance, room)
-            if told:  # what was overheard there was told with that, and is not told again with this
+            if told:  # ambient messages that were passed on with those are not repeated with this one
                 welcome = replace(welcome, before=tuple(each for each in welcome.before if each.seq > told))
         if not joins:
             return await self._deliver(instance, incoming, welcome)
@@ -177,7 +184,7 @@ class Doorway:
             await joiner.flush(instance, room)
         return waits
 
-    # --- one room at a time ---
+    # --- one channel at a time ---
 
     @asynccontextmanager
     async def _alone_in(self, instance: str, room: str) -> AsyncGenerator[None]:
@@ -198,7 +205,7 @@ class Doorway:
         task.add_done_callback(self._flushing.discard)
 
     async def _flush(self, instance: str, room: str) -> None:
-        with suppress(StoreError):  # of which whoever handed it in is told
+        with suppress(StoreError):  # the callers that passed the messages get the error
             async with self._alone_in(instance, room):
                 await self._joiner.flush(instance, room)
 
@@ -218,13 +225,13 @@ class Doorway:
         files, missing = await bring(incoming.files, self._keep, bytes_max=bytes_max, instance=instance)
         whole = inbound_drafts.attached(incoming, files)
         if same and there is not None:
-            text = there.text  # as it was heard the first time
+            text = there.text  # as it was first received
         else:
             text = inbound_drafts.text_of(whole, (*missing, *await self._heard(instance, whole)))
         return await self._send(instance, whole, welcome, text, original=there)
 
     async def _heard(self, instance: str, incoming: Incoming) -> list[str]:
-        """What was said in voice messages, as far as anyone can tell. Nothing of it keeps a message outside."""
+        """Transcripts of voice messages, as far as possible. A failure never keeps a message out."""
         said: list[str] = []
         for file in incoming.attachments[:ATTACHMENTS_MAX]:
             try:
@@ -239,12 +246,13 @@ class Doorway:
     async def _deliver_joined(self, instance: str, texts: list[Incoming], welcome: Welcome) -> Receipt | None:
         first = texts[0]
         known = [(await self._look(instance, each)).envelope for each in texts]
-        if len(texts) == 1 or any(known):  # of what was taken in before a crash, each is looked at for itself
+        if len(texts) == 1 or any(known):  # after a crash some may be stored already, so each is handled separately
             receipts = [await self._deliver(instance, each, welcome) for each in texts]
             return receipts[-1]
         text = clipped_bytes("\n".join(storable(each.text) for each in texts), TEXT_BYTES_MAX)
         id_ = EnvelopeId(self._ids.new())
-        # Before it is accepted: each of them is known the moment it is, and nothing is where it never was.
+        # Before the envelope is accepted: then each message is known as soon as it is. A leftover
+        # row is harmless.
         body = partial(
             merged_messages.put,
             envelope=id_,
@@ -265,7 +273,8 @@ class Doorway:
         original: Envelope | None,
         id_: EnvelopeId | None = None,
     ) -> Receipt:
-        """To each agent who answers there; what it has to know before comes before."""
+        """Post the message to each agent that answers here, after the notes that it has to read
+        first."""
         quoted = await self._quoted(instance, incoming)
         drafts = [
             inbound_drafts.letter(
@@ -279,7 +288,7 @@ class Doorway:
             )
             for agent in welcome.agents
         ]
-        # A command is no turn of the agent's: what was said before waits for the next one that is.
+        # A command is no turn of the agent: ambient messages wait for the next message.
         before = (
             "" if read_command(text) else inbound_drafts.said_before(welcome.before, incoming, quote_known=bool(quoted))
         )
@@ -287,7 +296,8 @@ class Doorway:
             for draft in drafts:
                 await self._note(inbound_drafts.note(draft, before, "before", id_=EnvelopeId(self._ids.new())))
             await self._keeper.told(instance, incoming.room, welcome.before)
-        # The first of them last: by that one the message is known, so once it is there all of them have theirs.
+        # The first agent's envelope last: it has the key of the message, so once it exists all the
+        # others do.
         receipts = [
             await self._post_or_edit(
                 replace(draft, reply_to=quoted.id if quoted is not None else None), incoming, original
@@ -306,7 +316,8 @@ class Doorway:
         return await self._post.post(inbound_drafts.edit(draft, original, revision=incoming.revision))
 
     async def _note(self, draft: Draft) -> Receipt | None:
-        """Told before, with other words, it was told: those who speak may have gone on since."""
+        """Post a note. If it was posted before with other text, that is fine: the ambient messages
+        may have changed."""
         try:
             return await self._post.post(draft)
         except Conflict as conflict:
@@ -314,10 +325,10 @@ class Doorway:
                 raise
             return None
 
-    # --- what is no message ---
+    # --- reactions and presses ---
 
     async def _reacted(self, instance: str, incoming: Incoming) -> Receipt | None:
-        """Noted, where it is to something in the house, by somebody who may talk."""
+        """Note a reaction, if it is to a known envelope and the sender may write."""
         to = await self._quoted(instance, incoming)
         if to is None:
             return None
@@ -346,7 +357,8 @@ class Doorway:
         return await self._note(noted)
 
     async def _pressed(self, instance: str, incoming: Incoming) -> None:
-        """Of people of the house alone; whether this one may decide that is asked where it is decided."""
+        """Accept a press only from linked people. Whether this person may decide is checked by the
+        handler."""
         who = await self._keeper.who_pressed(instance, incoming)
         if who is None:
             await self._refuse_press(instance, incoming.message_id)
@@ -361,7 +373,7 @@ class Doorway:
         )
         await self._press(press)
 
-    # --- looking up ---
+    # --- lookups ---
 
     async def _look(self, instance: str, incoming: Incoming) -> _Seen:
         return await self._store.read(
@@ -369,7 +381,8 @@ class Doorway:
         )
 
     async def _quoted(self, instance: str, incoming: Incoming) -> Envelope | None:
-        """The envelope that a message answers: one of ours that became that message, or what it became itself."""
+        """The envelope that a message replies to: one that we sent there, or one that a message
+        there became."""
         if incoming.quoted is None or not incoming.quoted.message_id:
             return None
         look = partial(_seen, instance=instance, room=incoming.room, message_id=incoming.quoted.message_id, ours=True)

@@ -1,4 +1,4 @@
-"""What came of work that was handed on: told once, by the letter that answers it or the notice that it failed."""
+"""Ends delegations: each result is reported once, by the answer or by the notice of a failure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from retinue.domain.ids import EnvelopeId, RunId
 from retinue.store.core.transaction import Page
 from retinue.store.runs import delegations
 
-READ_WITHIN_MS = 1_000  # most askers have read an answer by then; who has not is waited for
+READ_WITHIN_MS = 1_000  # most requesters have read a result by then; slower ones are waited for
 STATE_OF = {Outcome.ANSWERED: DelegationState.DONE, Outcome.CANCELLED: DelegationState.CANCELLED}
 
 
 def is_told(delegation: Delegation) -> bool:
-    """Whether whoever asked hears what came of it."""
+    """Whether the requester gets the result."""
     return delegation.wait_until is not None or delegation.notify is not Notify.OFF
 
 
 def is_silent(delegation: Delegation) -> bool:
-    """Whether they hear of it only with their next turn. Whoever waits hears it at once."""
+    """Whether the requester gets the result only with its next turn. A waiting requester gets it at
+    once."""
     return delegation.wait_until is None and delegation.notify is Notify.NOTE
 
 
 def end(
     page: Page, delegation: Delegation, state: DelegationState, *, because: str, result: EnvelopeId | None
 ) -> int | None:
-    """In the commit that settles its letter. Says when its session is to be put away, if it is."""
+    """End a delegation, in the commit that settles its envelope. Returns when to archive its
+    session, if at all."""
     archive_ms = _archive_ms(page, delegation)
     done = delegations.end(
         page.conn,
@@ -51,15 +53,15 @@ def end(
 
 
 def withdraw(page: Page, run: RunId) -> None:
-    """A run that waits for an agent elsewhere comes to its end: what they still say of it is said to nobody in
-    particular."""
+    """A run that waits for external agents ends: their later messages no longer answer a request."""
     for delegation in delegations.waiting(page.conn, run):
         if delegation.kind is DelegationKind.EXTERNAL and delegation.state.open:
             end(page, delegation, DelegationState.CANCELLED, because="its run has ended", result=None)
 
 
 def _archive_ms(page: Page, delegation: Delegation) -> int | None:
-    """When a subagent's session is put away: where it is not to be kept, as soon as what came of it can be read."""
+    """When to archive a subagent's session. With cleanup `delete`, as soon as the result can be
+    read."""
     if delegation.kind not in (DelegationKind.SPAWN, DelegationKind.BACKGROUND):
         return None
     if delegation.cleanup is Cleanup.DELETE:

@@ -1,6 +1,6 @@
-"""What agents elsewhere say: the answer to work that was handed to them, or words of their own accord.
+"""Accepts callbacks of external agents: the answer to delegated work, or an unsolicited message.
 
-It is a letter like all others, so it outlives us once it was taken, and comes once however often it is sent.
+A callback becomes a normal envelope. So it survives a crash once accepted, and is deduplicated.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from retinue.store.runs import delegations
 from retinue.store.sessions import external_keys, sessions
 
 OPEN_LOOKED_AT_MAX = 100
-UNREAD_MAX = 100  # words that nobody asked for and that wait to be read, in one session
+UNREAD_MAX = 100  # unsolicited messages that may wait in one session
 MESSAGE_ID_LENGTH_MAX = 128
 
 
 class Unsigned(RetinueError):
-    """Nobody we know has signed it, as far as it shows."""
+    """The request is not signed by a known key."""
 
     code = "external.unsigned"
 
 
 class Callback(Struct, frozen=True, kw_only=True):
-    """One message from there. `message` is its id, as its sender has it; `request` is the letter that it answers, where
-    it says so."""
+    """One message of an external agent. `message` is its sender's id for it. `request` is the
+    envelope that it answers, if given."""
 
     session: SessionId
     message: str
@@ -58,7 +58,7 @@ class Callback(Struct, frozen=True, kw_only=True):
 
 
 class Came(Struct, frozen=True, kw_only=True):
-    """A callback as it comes in at the door: nothing of it is believed yet. `session` is as its address has it."""
+    """A callback as received: nothing in it is trusted yet. `session` is from the URL."""
 
     session: str
     at: str
@@ -69,14 +69,14 @@ class Came(Struct, frozen=True, kw_only=True):
 
 
 class Heard(Struct, frozen=True):
-    """What came of it: told the same to whoever sends it again."""
+    """The result of a callback. A repeated callback gets the same."""
 
     envelope: EnvelopeId
     answers: EnvelopeId | None
 
 
 class Callbacks:
-    """Where agents that run elsewhere are heard. Once `take` returns, what they said outlives us."""
+    """Accepts callbacks of external agents. Once `accept` returns, the message survives a crash."""
 
     def __init__(
         self, store: Store, clock: Clock, wake: Callable[[Wake], None], environment: Mapping[str, str]
@@ -100,7 +100,8 @@ class Callbacks:
         return (await self._store.write(body, point="callback", then=self._wake_all))[0]
 
     def _has_signed(self, reference: str, came: Came) -> bool:
-        """One whose key cannot be read has signed nothing."""
+        """Whether the callback is signed with this key. A key that cannot be read has signed
+        nothing."""
         try:
             key = Secret.referred(reference).read(self._environment) if reference else ""
         except Invalid:
@@ -122,9 +123,10 @@ class Callbacks:
 
 
 def _known(conn: sa.Connection, *, came: Came) -> tuple[Session | None, list[str]]:
-    """The session it is for, and where the keys are that may have signed it.
+    """The session it is for, and references to the keys that may have signed it.
 
-    Where there is no such session, every agent's key is good for hearing so: nobody else learns which there are.
+    If there is no such session, the key of any external agent is accepted for that error. So
+    outsiders cannot find out which sessions exist.
     """
     session = external_keys.find_session(conn, came.session)
     agent = agents.find(conn, session.agent) if session is not None else None
@@ -186,7 +188,7 @@ def hear(conn: sa.Connection, *, callback: Callback, now_ms: int) -> tuple[Heard
     """The commit of a callback."""
     page = Page(conn, now_ms)
     session = sessions.get(conn, callback.session)
-    if session is None or session.deleted_at is not None:  # since it was looked up
+    if session is None or session.deleted_at is not None:  # changed since the lookup
         raise _no_session(callback.session)
     draft = Draft(
         id=EnvelopeId(derived(session.id, f"callback/{callback.message}")),
@@ -219,7 +221,7 @@ def hear(conn: sa.Connection, *, callback: Callback, now_ms: int) -> tuple[Heard
 
 
 def _before(page: Page, draft: Draft) -> Entered | None:
-    """The same message was heard already. Raises where other words were."""
+    """The earlier envelope of the same message, if any. Raises if the content differs."""
     if (seen := envelopes.by_key(page.conn, draft.source, draft.key)) is not None:
         return seen_before(page.conn, draft, seen)
     if (gone := purge.by_key(page.conn, draft.source, draft.key)) is not None:
@@ -228,7 +230,8 @@ def _before(page: Page, draft: Draft) -> Entered | None:
 
 
 def _asked(page: Page, callback: Callback) -> Delegation | None:
-    """What it answers: the letter it names, and else the oldest that waits for an answer. None where nothing does."""
+    """The delegation it answers: the one it names, or else the oldest open one. None if there is
+    none."""
     session = callback.session
     if callback.request:
         named = delegations.get(page.conn, callback.request)

@@ -1,4 +1,4 @@
-"""What was heard, as letters: their keys, their words, and what is said of who wrote them. Nothing is looked up."""
+"""Builds envelope drafts from inbound messages: keys, texts and context. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from retinue.intake.unknown_senders import plain
 
 CONTEXT_CHARS_MAX = 256
 QUOTED_CHARS_MAX = 500
-NOTE_CHARS_MAX = 20_000  # of what was said before, all together: the oldest is left out first
-HEARD = "[heard in "  # before what a program makes of a voice message
+NOTE_CHARS_MAX = 20_000  # of all ambient messages together: the oldest are left out first
+HEARD = "[heard in "  # before the transcript of a voice message
 _EDIT = "/edit/"
 _HASH_CHARS = 16
 _KEY_CHARS_MAX = KEY_LENGTH_MAX - len(_EDIT) - _HASH_CHARS
@@ -39,7 +39,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def message_key(room: str, message_id: str) -> str:
-    """`ROOM/MESSAGE_ID`, told apart from every other: a room may hold slashes, so an id's own are spelled out."""
+    """The key `CHANNEL/MESSAGE_ID`. It is unambiguous: a channel may contain slashes, so those of
+    the id are escaped."""
     if not message_id:
         raise Invalid(
             "this message has no id",
@@ -51,12 +52,12 @@ def message_key(room: str, message_id: str) -> str:
 
 
 def _fitting(key: str) -> str:
-    # What stands for a long one has no slash, as every key that fits does.
+    # A hash has no slash, and every unhashed key has one, so the two never collide.
     return key if len(key) <= _KEY_CHARS_MAX else hashlib.sha256(key.encode()).hexdigest()
 
 
 def below(key: str, *purpose: str) -> str:
-    """The key of something that hangs on a letter."""
+    """The key of an envelope that belongs to another, such as a note."""
     return _fitting("/".join((key, *purpose)))
 
 
@@ -64,7 +65,7 @@ def source_of(instance: str) -> str:
     return f"connector:{instance}"
 
 
-# --- letters ---
+# --- drafts ---
 
 
 def letter(
@@ -77,7 +78,8 @@ def letter(
     text: str,
     settings: SessionSettings,
 ) -> Draft:
-    """What was said, to one of those who answer. Only the first has the message's own key: edits are found by it."""
+    """The draft for one agent. Only the first agent's has the key of the message: edits are found
+    by it."""
     key = message_key(incoming.room, incoming.message_id)
     return Draft(
         id=id_,
@@ -94,8 +96,11 @@ def letter(
 
 
 def _trust(text: str, welcome: Welcome, *, forwarded: bool) -> Trust:
-    """Whoever may talk and not command is believed as far as a stranger is where they try to: the house refuses it.
-    What they bring of somebody else's is not theirs to command with, whoever they are: a slash in it is words."""
+    """A command of a sender who may not give commands is untrusted, so the server refuses it.
+
+    Forwarded text cannot be a command, even from a sender who may give some: a slash in it is plain
+    text.
+    """
     commands = not welcome.may_command or forwarded
     return Trust.UNTRUSTED if commands and read_command(text) else welcome.trust
 
@@ -112,8 +117,10 @@ def edit(draft: Draft, original: Envelope | None, *, revision: str) -> Draft:
 
 
 def note(draft: Draft, text: str, purpose: str, *, id_: EnvelopeId, trust: Trust = Trust.UNTRUSTED) -> Draft:
-    """Something to know and not to answer, read by the agent with its next turn: words of others, so they are kept
-    apart from those of whoever speaks to it, and are not believed as theirs are."""
+    """A note that the agent reads with its next turn, without answering.
+
+    It contains text of others. So it is separate from the sender's message, and less trusted.
+    """
     return replace(
         draft,
         id=id_,
@@ -127,7 +134,8 @@ def note(draft: Draft, text: str, purpose: str, *, id_: EnvelopeId, trust: Trust
 
 
 def text_of(incoming: Incoming, missing: Sequence[str] = ()) -> str:
-    """What a platform let through we cannot send back to be corrected: kept as far as it can be, and visibly cut."""
+    """The text of a message. A platform's input cannot be returned for correction: it is kept as
+    far as possible, with a visible mark if cut."""
     lines = [storable(incoming.text)] if incoming.text else []
     left_out = len(incoming.attachments) - ATTACHMENTS_MAX
     if left_out > 0:
@@ -136,36 +144,39 @@ def text_of(incoming: Incoming, missing: Sequence[str] = ()) -> str:
 
 
 def overheard(name: str, said: str) -> str:
-    """What a program heard in a voice message, set in, so that none of it reads as anything but that."""
+    """Format a transcript as a quote, so that it cannot be mistaken for the sender's text."""
     lines = "\n".join(f"> {line}" for line in said.splitlines())
     return f"{HEARD}{plain(name) or 'a voice message'} by a program that may be wrong, untrusted:]\n{lines}"
 
 
 def is_the_same(seen: Envelope, incoming: Incoming, *, is_joined: bool) -> bool:
-    """Whether a message was taken in as it is now: delivered again, and not changed since."""
+    """Whether the stored message equals this one: redelivered, and not edited since."""
     text = text_of(incoming)
     if is_joined:
         return f"\n{text}\n" in f"\n{seen.text}\n"
-    if incoming.files:  # what they came to is known, and they are not fetched again to be compared
+    if incoming.files:  # the files are not fetched again to be compared
         return seen.text == text or seen.text.startswith(f"{text}\n[" if text else "[")
     if seen.attachments != incoming.attachments[:ATTACHMENTS_MAX]:
         return False
-    # What a program heard in a voice message is no part of it, and may sound otherwise another time.
+    # A transcript is not part of the message, and may differ the next time.
     return seen.text == text or seen.text.startswith(f"{text}\n{HEARD}" if text else HEARD)
 
 
-# --- who wrote them ---
+# --- context ---
 
 
 def origin(instance: str, incoming: Incoming, welcome: Welcome, agent: str, settings: SessionSettings) -> Origin | None:
-    """The session of whoever writes in person; None where it is that of the room: where several speak, and by the
-    narrowest scope, which is one person at one account of ours."""
+    """The session of a person who writes directly; None if it is that of the channel.
+
+    That is so if several people write there, and with the narrowest scope: one person at one of our
+    accounts.
+    """
     narrow = settings.dm_scope is DmScope.PER_ACCOUNT_CHANNEL_PEER and not settings.identity_links
     if not incoming.peer or narrow:
         return None
     service = id_space(incoming.service or instance, instance)
     links = dict(settings.identity_links)
-    if welcome.person:  # by their linked id; what the settings say of it goes before
+    if welcome.person:  # by their linked id; the settings take precedence
         links.setdefault(welcome.person, (f"{service}:{incoming.peer}",))
     key = session_keys.direct(
         agent,
@@ -180,8 +191,8 @@ def origin(instance: str, incoming: Incoming, welcome: Welcome, agent: str, sett
 
 
 def _context(incoming: Incoming, welcome: Welcome) -> Context:
-    """What the connector knows of the sender, and the house of who that is. A verdict is not among it: decisions come
-    in by another door."""
+    """Facts of the connector about the sender, and the person that it is linked to. It never
+    carries a decision of an approval."""
     given, speaker = incoming.context, incoming.speaker
     return Context(
         sender_name=_named(given.sender_name or speaker.name),
@@ -199,12 +210,12 @@ def _named(text: str) -> str:
     return storable(text[:CONTEXT_CHARS_MAX])
 
 
-# --- what goes before them ---
+# --- notes before a message ---
 
 
 def said_before(before: Sequence[Overheard], incoming: Incoming, *, quote_known: bool) -> str:
-    """What an agent is told before a letter: what was said in the room and not to it, each by its speaker, and what the
-    letter answers, where that is not in the house."""
+    """The note before a message: ambient messages by sender, and the quoted message if it is not
+    stored."""
     lines: list[str] = []
     room = NOTE_CHARS_MAX
     for each in reversed(before):
@@ -231,12 +242,12 @@ def reaction(incoming: Incoming, to: Envelope) -> str:
 
 
 def _label(name: str) -> str:
-    """A name that cannot be taken for the words behind it, nor end them."""
+    """A name that can neither be mistaken for the text after it, nor end it."""
     return plain(name).replace(":", "")
 
 
 def _in_one_block(text: str) -> str:
-    """Lines below the first are set in, so that none of them reads as another speaker's."""
+    """Indent all lines but the first, so that none can be mistaken for another sender's."""
     return "\n    ".join(text.splitlines())
 
 

@@ -1,7 +1,7 @@
-"""Where requests from programs elsewhere come in: proved, read, and put on the same road as all other mail.
+"""Accepts inbound webhook requests: verifies and parses them, and posts them as normal envelopes.
 
-A request is a letter like all others: once `take` returns it outlives us, and brought again it is the same one, also
-after a restart and after its words were purged.
+Once `accept` returns, the envelope survives a crash. A repeated request is the same envelope, also
+after a restart and after its text was purged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OWNER = Principal(address=OWNER, level=PermissionLevel.BOSS, trust=Trust.OWNER)
 
 
 class Came(Struct, frozen=True, kw_only=True):
-    """A request as it comes in at the door: nothing of it is believed yet. `headers` are in small letters."""
+    """A request as received: nothing in it is trusted yet. Header names are lowercase."""
 
     path: str
     headers: Mapping[str, str]
@@ -47,14 +47,15 @@ class Came(Struct, frozen=True, kw_only=True):
 
 
 class Taken(Struct, frozen=True):
-    """What came of a request. `receipt` is None where no mapping was about it: then nothing was kept."""
+    """The result of a request. `receipt` is None if no mapping matched: then nothing was stored."""
 
     kind: HookKind | None
     receipt: Receipt | None
 
 
 class Requests:
-    """`connectors` are those that are open now, by instance; `default_agent` is who answers where nobody is named."""
+    """`connectors` are the running ones by name. `default_agent` answers requests that name no
+    agent."""
 
     def __init__(
         self,
@@ -75,7 +76,8 @@ class Requests:
 
     def find(self, instance: str) -> WebhookConnector:
         found = self._connectors().get(instance)
-        found = getattr(found, "inside", found)  # what is said by it is masked; what comes in is not
+        # the wrapper redacts outbound text; inbound requests need the connector itself
+        found = getattr(found, "inside", found)
         if isinstance(found, WebhookConnector):
             return found
         raise NotFound(
@@ -86,7 +88,8 @@ class Requests:
         )
 
     def prove(self, connector: WebhookConnector, came: Came) -> str:
-        """The key of a request. Raises `Unsigned` for one that is not from whoever shares the secret."""
+        """Verify a request and return its idempotency key. Raises `UnsignedRequest` if its
+        signature is invalid."""
         try:
             secret = connector.secret()
             return webhook_signature.proved(
@@ -98,7 +101,7 @@ class Requests:
             raise _unproved("this connector has no secret, so nothing can be proved to it") from None
 
     async def take(self, connector: WebhookConnector, key: str, came: Came) -> Taken:
-        """Keep what a request asks for that was proved."""
+        """Store what a verified request asks for."""
         wish = inbound_request.read(connector.settings, came.path, came.headers, came.body)
         if wish is None:
             return Taken(None, None)
@@ -127,12 +130,12 @@ class Requests:
 
 
 def _main(conn: sa.Connection, *, agent: str) -> Origin:
-    """The conversation that the owner last had with an agent; the one they would have next where there was none."""
+    """The session that the owner last had with an agent, or the one that they would have next."""
     return sessions.latest(conn, agent, whose=_OWNER) or Origin(OriginKind.WEB, str(OWNER))
 
 
 def _labelled(connector: WebhookConnector, wish: Wish, key: str) -> str:
-    """Words from outside say so, and cannot be read as the house's own. A slash at their beginning is no command."""
+    """The text of a request, wrapped as untrusted. A slash at the beginning is no command."""
     if connector.settings.trusted:
         return f"/{wish.text}" if wish.text.startswith("/") else wish.text
     source = {"webhook": connector.instance, "from": wish.name}
@@ -149,7 +152,7 @@ def _context(connector: WebhookConnector, wish: Wish, origin: Origin) -> Context
 
 
 def _answered(connector: WebhookConnector, wish: Wish, origin: Origin) -> str:
-    """Empty: to whoever sent it, which is where this connector's own messages go."""
+    """The address for the answer. Empty: the sender, which is this connector's own `url`."""
     if wish.deliver or connector.settings.deliver:
         return wish.deliver or connector.settings.deliver
     if wish.kind is HookKind.WAKE:

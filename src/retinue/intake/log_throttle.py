@@ -1,4 +1,5 @@
-"""Log lines that anyone outside can cause: written sparingly, so that a flood at a door is not one in the log."""
+"""Rate-limits log lines that outsiders can cause, so that a flood of messages does not flood the
+log."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ from collections import Counter
 from retinue.domain.ports import Clock
 from retinue.policy.limits.token_bucket import Buckets
 
-LINES_PER_MINUTE = 30  # of one phrase, at one connector
-REMEMBERED_MAX = 1_000  # phrases at connectors
+LINES_PER_MINUTE = 30  # of one phrase, for one connector
+REMEMBERED_MAX = 1_000  # pairs of phrase and connector
 
 
 class Sparing:
-    """`left_out` of a line is how many of its kind were not written since the one before."""
+    """Logs at a limited rate. `left_out` of a line counts the lines of its kind that were skipped
+    before it."""
 
     def __init__(self, log: logging.Logger, clock: Clock) -> None:
         self._log = log

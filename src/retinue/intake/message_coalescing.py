@@ -1,5 +1,8 @@
-"""Texts that somebody writes one after the other are one envelope. Nothing of it is confirmed before all of it is
-stored: whoever handed in the first waits for the last, but never longer than is said here."""
+"""Coalesces messages that one sender writes in quick succession into one envelope.
+
+Nothing is confirmed before all of it is stored. The caller of the first message waits for the last,
+but never longer than the limits here.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from retinue.domain.ports import Clock
 from retinue.domain.slash_command import read as read_command
 from retinue.intake.access_control import Welcome
 
-JOINED_MAX = 20  # texts in one envelope
+JOINED_MAX = 20  # messages in one envelope
 JOINED_CHARS_MAX = 20_000
-WINDOWS_MAX = 5  # how many times the time between two texts the first may wait
-ROOMS_MAX = 1_000  # that wait at once; beyond them, each text is its own envelope
+WINDOWS_MAX = 5  # the maximum wait of the first message, as a multiple of the debounce time
+ROOMS_MAX = 1_000  # that wait at once; beyond them, each message is a separate envelope
 
 Whose = tuple[str, str, str]
 """Instance, room and speaker."""
@@ -32,7 +35,7 @@ class _Waiting(Struct, eq=False):
     texts: list[Incoming]
     done: asyncio.Future[Receipt | None]
     since_s: float
-    take_back: Callable[[], None] = _nothing  # the alarm
+    take_back: Callable[[], None] = _nothing  # the timer
 
 
 Deliver = Callable[[str, list[Incoming], Welcome], Awaitable[Receipt | None]]
@@ -40,17 +43,19 @@ Deliver = Callable[[str, list[Incoming], Welcome], Awaitable[Receipt | None]]
 
 
 class Joiner:
-    """Holds texts until their speaker pauses. One room at a time is looked at by one caller: see `Doorway.accept`."""
+    """Holds messages until their sender pauses. One caller per channel at a time: see
+    `ConnectorIntake.accept`."""
 
     def __init__(self, clock: Clock, deliver: Deliver, ring: Callable[[str, str], None]) -> None:
-        """`ring` is called when a room's texts have waited long enough: whoever it tells then calls `flush`."""
+        """`on_timer` is called when the messages of a channel have waited long enough. It must
+        arrange a call of `flush`."""
         self._clock = clock
         self._deliver = deliver
         self._ring = ring
         self._waiting: dict[Whose, _Waiting] = {}
 
     def joins(self, instance: str, incoming: Incoming, welcome: Welcome) -> bool:
-        """Whether it may wait for more: plain words, said for the first time, and no command."""
+        """Whether it may wait for more: plain text, not an edit, and no command."""
         whose = (instance, incoming.room, welcome.speaker)
         return (
             welcome.settings.debounce_ms > 0
@@ -58,19 +63,20 @@ class Joiner:
             and incoming.kind is Heard.MESSAGE
             and bool(incoming.text.strip())
             and not (incoming.attachments or incoming.files or incoming.quoted or incoming.revision)
-            and not incoming.forwarded  # others' words are not among the speaker's own
+            and not incoming.forwarded  # forwarded text is not the sender's own
             and len(incoming.text) <= JOINED_CHARS_MAX
             and read_command(incoming.text) is None
         )
 
     def add(self, instance: str, incoming: Incoming, welcome: Welcome) -> asyncio.Future[Receipt | None]:
-        """The future of the envelope it becomes a part of. Call `is_full` after it."""
+        """The future receipt of its envelope. Call `is_full` afterwards."""
         whose = (instance, incoming.room, welcome.speaker)
         waiting = self._waiting.get(whose)
         now_s = self._clock.now().timestamp()
         if waiting is None:
             done: asyncio.Future[Receipt | None] = asyncio.get_running_loop().create_future()
-            # Whoever waited may be gone by then; what went wrong is told to those who are there.
+            # The callers may be gone by then. Marks the exception as retrieved; remaining callers
+            # still get it.
             done.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception() and None)
             waiting = self._waiting[whose] = _Waiting(welcome, [], done, now_s)
         waiting.take_back()
@@ -84,7 +90,8 @@ class Joiner:
         return waiting.done
 
     def others_wait(self, instance: str, room: str, speaker: str) -> bool:
-        """Whether somebody else's texts wait in this room: they were said before, and are stored before."""
+        """Whether messages of another sender wait in this channel: they are older, and are stored
+        first."""
         return any(whose[:2] == (instance, room) and whose[2] != speaker for whose in self._waiting)
 
     def is_full(self, instance: str, room: str, speaker: str) -> bool:
@@ -94,8 +101,11 @@ class Joiner:
         )
 
     async def flush(self, instance: str, room: str) -> int:
-        """Store what waits in a room, in the order in which it began to; give how far what was overheard there was told
-        with it. Raises where the store could not say: whatever was said later is then not stored before it."""
+        """Store what waits in a channel, in order of its first message.
+
+        Returns the sequence number up to which ambient messages were passed on. Raises if the
+        result of a store call is unknown: then nothing later is stored before it.
+        """
         failed: StoreError | None = None
         told = 0
         for whose in [each for each in self._waiting if each[:2] == (instance, room)]:

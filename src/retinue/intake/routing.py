@@ -1,4 +1,4 @@
-"""Where an envelope belongs: which conversation it opens or continues, and where its answer goes."""
+"""Decides which session an envelope belongs to, and where its answer goes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OWNER = address.person("owner")
 
 
 def origin_of(sender: Address) -> Origin:
-    """The conversation a sender's mail belongs to where the door did not say: one for each sender."""
+    """The session of a sender's envelopes if none was given: one for each sender."""
     match sender.kind:
         case AddressKind.AGENT:
             return Origin(OriginKind.AGENT, str(sender))
@@ -30,11 +30,11 @@ NOWHERE = "none"
 
 
 def answer_address(sender: Address, *, origin: Origin, kind: Kind = Kind.MESSAGE, asked: str = "") -> Address | None:
-    """Where the answer to `sender` goes. None where nobody waits for one.
+    """The address for the answer to `sender`; None if no answer is expected.
 
-    A schedule has no ears of its own: what it set going is told where it `asked` for it, or else to whoever the session
-    belongs to. An agent that told something (`kind` system) did not ask: what comes of it is for the person who sits
-    there, or for nobody.
+    A schedule cannot read answers: they go to `requested`, or else to the address behind the
+    session. An agent that sent a message (`kind` system) did not ask. The result goes to the person
+    of that session, or nowhere.
     """
     if asked:
         return None if asked == NOWHERE else address.parse(asked)
@@ -50,9 +50,10 @@ def answer_address(sender: Address, *, origin: Origin, kind: Kind = Kind.MESSAGE
 
 
 def who_listens(origin: Origin) -> Address:
-    """Whoever sits behind a session; the owner where nobody does, or where its door names its rooms in its own way."""
+    """The address behind a session. The owner if there is none, or if its key is no address."""
     if origin.kind.foreground:
-        # A person's own conversations bear a name behind theirs; a room's address may hold a slash of its own.
+        # A person's sessions have a name after the address; a channel's address may contain a slash
+        # itself.
         key = origin.key if origin.kind is OriginKind.CHAT else origin.key.partition("/")[0]
         try:
             return address.parse(key)

@@ -1,6 +1,7 @@
-"""Voice messages: words made of those that come in, and some made of answers that leave. By programs of the owner's.
+"""Voice messages: transcribes inbound ones and synthesizes some answers, by programs that the owner
+configures.
 
-Nothing here is needed for an answer to arrive. Where no program does its work, words stay words, and the log says why.
+No answer depends on it. If no program succeeds, the answer stays text, and the log says why.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from retinue.store.envelopes.attachment_files import Files
 
 log = logging.getLogger(__name__)
 
-FOLDER = "speech"  # in the home: where a program finds its input and leaves its output
+FOLDER = "speech"  # in the data directory: input and output files of the programs
 HEARD_BYTES_MAX = 64 * 1024
-SAID_BYTES_MAX = 64 * 1024  # of what a program says beside the file it writes
+SAID_BYTES_MAX = 64 * 1024  # of a program's stdout, if it writes a file
 NAME = "voice"
 
 
 class Uttered(Struct, frozen=True, kw_only=True):
-    """An answer as it leaves: what is shown of it, and a voice message, or why there is none."""
+    """An outbound answer: the visible text, and a voice message or the reason why there is none."""
 
     shown: str
     voice: Attachment | None = None
@@ -44,7 +45,8 @@ def is_voice(attachment: Attachment) -> bool:
 
 
 class Speech:
-    """`sandbox` is the one for programs of the owner's; see `sandbox/owner_sandbox`."""
+    """Runs the speech programs. `sandbox` is the one for the owner's programs; see
+    `sandbox/owner_sandbox`."""
 
     def __init__(
         self,
@@ -62,7 +64,8 @@ class Speech:
         self._environment = environment
 
     async def uttered(self, text: str, *, answers_voice: bool, has_sound: bool = False) -> Uttered:
-        """What leaves in place of an answer: never without its words, and without its tags."""
+        """Return what to send for an answer: always its text without tags, and perhaps a voice
+        message."""
         settings = self._settings()
         decided = speech.decide(settings, text, answers_voice=answers_voice, has_sound=has_sound)
         if not decided.words:
@@ -72,12 +75,12 @@ class Speech:
         return Uttered(shown=decided.shown, voice=voice, because="" if voice else "no program could speak it")
 
     async def answered(self, text: str, answers_voice: bool) -> tuple[str, Attachment | None]:
-        """The same, as the engine asks for it."""
+        """As `prepare_reply`, with the signature that the engine needs."""
         made = await self.uttered(text, answers_voice=answers_voice)
         return made.shown, made.voice
 
     async def spoken(self, text: str, *, overrides: Mapping[str, str] | None = None) -> Attachment | None:
-        """A voice message of these words, by the first program that makes one. None where none does."""
+        """A voice message with this text, by the first program that succeeds; None if none does."""
         settings, wishes = self._settings(), overrides or {}
         for name in speech.order(settings, wishes):
             command = settings.speakers[name]
@@ -95,7 +98,8 @@ class Speech:
         return None
 
     async def heard(self, attachment: Attachment) -> str:
-        """What is said in a voice message, by the first program that can tell. Empty where none can."""
+        """The transcript of a voice message, by the first program that succeeds; empty if none
+        does."""
         settings = self._settings()
         if not is_voice(attachment) or attachment.size_bytes > settings.audio_bytes_max:
             return ""
@@ -117,7 +121,8 @@ class Speech:
         return speech.cut(decided.words, min(most, settings.summarise_over_chars) if settings.summarise else most)
 
     async def _summarised(self, settings: SpeechSettings, words: str) -> str:
-        """The same in short, by the first program that can. Empty where none does: then its beginning is spoken."""
+        """A summary, by the first program that succeeds. Empty if none does: then the beginning is
+        spoken."""
         wished = {"chars": str(settings.summarise_over_chars)}
         for name, command in settings.summarisers.items():
             try:
@@ -131,7 +136,8 @@ class Speech:
     async def _run(
         self, command: SpeechCommand, given: bytes | Attachment, wished: Mapping[str, str], *, bytes_max: int
     ) -> bytes:
-        """In a folder of its own, gone afterwards. What it writes to `{output}`, and else what it says."""
+        """Run a program in a temporary directory. Returns what it wrote to `{output}` if it has
+        one, else its stdout."""
         if not command.command:
             raise CommandFailed("there is no program", because="its `command` is not set")
         settings = self._settings()
@@ -175,19 +181,20 @@ class Speech:
 
 
 def _argv(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Each word with what its marks stand for. A value is never a mark, and never more than part of one word."""
+    """Substitute the placeholders. A value is never parsed again, and never becomes more than one
+    argument."""
     made: list[str] = []
     for word in words:
         for key in ("input", "output", "voice", "speed", "model", "chars"):
             if word == f"{{{key}}}" or f"{{{key}}}" in word:
                 word = word.replace(f"{{{key}}}", values.get(key, ""))
-                break  # one for each word: what was put in is not looked through again
+                break  # one per argument: a substituted value is not searched again
         made.append(word)
     return made
 
 
 def _read(path: Path, bytes_max: int) -> bytes:
-    """What a program wrote. It may have put a link there, or something that never ends."""
+    """Read a program's output file. It could be a symlink, or of unlimited size."""
     if path.is_symlink() or not path.is_file():
         raise CommandFailed("it wrote nothing", because="its {output} is not there, or is no plain file")
     with path.open("rb") as opened:

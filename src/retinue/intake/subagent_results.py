@@ -1,4 +1,4 @@
-"""What a session reads of a subagent that it has sent out: how it came out, what it took, and what it has found."""
+"""Formats the result of a subagent for the session that started it: outcome, usage and findings."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from retinue.store.core.transaction import Page
 from retinue.store.runs import runs, spend_report
 from retinue.text.untrusted_wrapper import wrap
 
-HEAD_BYTES_MAX = 8 * 1024  # of what stands before the findings, and of the markers around them
+HEAD_BYTES_MAX = 8 * 1024  # of the lines before the findings, and of the markers around them
 _PASS_ON = "Tell whoever you work for what matters of it, in your own words. NO_REPLY tells nothing."
 
 
 def announced(page: Page, delegation: Delegation, state: DelegationState, words: str, *, trust: Trust) -> str:
-    """The text of the letter that says what came of it. What others are asked for comes back as it is.
+    """The text of the envelope with the result. Results of other kinds of delegation are returned
+    unchanged.
 
-    The house's lines come first and the subagent's words last, so that these cannot pass for those.
+    The server's lines come first and the subagent's text last, so that it cannot imitate them.
     """
     if delegation.kind is not DelegationKind.SPAWN:
         return words
@@ -46,7 +47,7 @@ def announced(page: Page, delegation: Delegation, state: DelegationState, words:
 
 
 def outcome_of(conn: sa.Connection, delegation: Delegation, state: DelegationState) -> str:
-    """In a word: ok, error, timeout, stopped, or open."""
+    """The outcome as one term: ok, error, timeout, stopped, or open."""
     match state:
         case DelegationState.OPEN:
             return "open"

@@ -1,5 +1,5 @@
-"""Whom the doors have turned away: remembered in memory alone and bounded, so that a flood of them costs nothing, and
-told to the owner once."""
+"""Refused senders: kept only in memory and limited, so that a flood of them costs nothing. The
+owner is notified once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from retinue.policy.limits.token_bucket import Buckets
 
 log = logging.getLogger(__name__)
 
-REFUSALS_MAX = 1_000  # speakers that are remembered
-SENDERS_MAX = 10_000  # whose rates are remembered
+REFUSALS_MAX = 1_000  # senders that are remembered
+SENDERS_MAX = 10_000  # whose rates are tracked
 TOLD_MAX = 1_000
 NAME_CHARS_MAX = 64
-AGAIN_S = 60.0  # whoever was turned away is looked up again after so long, whatever has changed
+AGAIN_S = 60.0  # a refused sender is checked again after this time, even without a change
 
 
 class _Turned(Struct):
@@ -37,6 +37,8 @@ class _Turned(Struct):
 
 
 class Strangers:
+    """Remembers refused senders, limits the rate of unknown ones, and sends notices about them."""
+
     def __init__(self, ids: Ids, post: Post, lines: Sparing) -> None:
         self._ids = ids
         self._post = post
@@ -46,16 +48,17 @@ class Strangers:
         self._rates: dict[str, Buckets] = {}
 
     def forget(self) -> None:
-        """Something was changed about who may talk: everyone is looked up again."""
+        """Access data changed: check every sender again."""
         for turned in self._turned.values():
             turned.looked_s = float("-inf")
 
     def refusals(self) -> list[Refusal]:
-        """Whom the doors turned away, the latest last."""
+        """The refusals, the latest last."""
         return [turned.refusal for turned in self._turned.values()]
 
     def is_turned_away(self, who: tuple[str, str, str], settings: DoorSettings, now: datetime) -> bool:
-        """Whether the answer is known from a moment ago, by the same settings. `who` is instance, room, speaker."""
+        """Whether the sender was refused a moment ago by the same settings. `sender` is connector,
+        channel, sender id."""
         turned = self._turned.get(who)
         if turned is None or turned.settings != settings or now.timestamp() - turned.looked_s >= AGAIN_S:
             return False
@@ -65,7 +68,7 @@ class Strangers:
     def turn_away(
         self, who: tuple[str, str, str], settings: DoorSettings, *, name: str, because: str, now: datetime
     ) -> None:
-        """Quietly: whoever tries doors learns nothing from them."""
+        """Refuse silently: a prober learns nothing."""
         instance, _, speaker = who
         turned = self._turned.get(who)
         if turned is None:
@@ -91,10 +94,10 @@ class Strangers:
         )
         self._turned.move_to_end(who)
 
-    # --- rates: of those who are let in because a door is open, and of nobody else ---
+    # --- rates: only for senders who are admitted because access is open ---
 
     def has_room_for(self, instance: str, speaker: str, settings: DoorSettings, now: datetime) -> bool:
-        """Whether one more message of somebody who is not known is taken in now."""
+        """Whether one more message of an unknown sender is within the rate limit."""
         now_s = now.timestamp()
         each = self._buckets(f"{instance}/each", settings.messages_per_minute, SENDERS_MAX)
         if each.take(speaker, now_s):
@@ -107,13 +110,14 @@ class Strangers:
             found = self._rates[name] = Buckets(per_minute=per_minute, remembered_max=remembered_max)
         return found
 
-    # --- telling people, each thing once ---
+    # --- notices, each sent once ---
 
     async def tell_owner(self, key: str, text: str) -> None:
         await self.tell(OWNER, key, text)
 
     async def tell(self, recipient: address.Address, key: str, text: str) -> None:
-        """Words of the house, sent once however often they are said: the key is the store's to remember."""
+        """Send a notice of the server once, however often this is called: the store remembers the
+        key."""
         if key in self._told:
             return
         draft = Draft(
@@ -131,7 +135,7 @@ class Strangers:
         except StoreError:
             raise
         except RetinueError as error:
-            if not (isinstance(error, Conflict) and error.code == "key.reused"):  # it was told, of somebody else
+            if not (isinstance(error, Conflict) and error.code == "key.reused"):  # sent already, about another sender
                 log.warning("notice of a door not sent", extra={"code": error.code})
         self._told[key] = None
         if len(self._told) > TOLD_MAX:
@@ -139,5 +143,5 @@ class Strangers:
 
 
 def plain(name: str) -> str:
-    """A name as somebody gave it to themselves, in one line and short."""
+    """A self-chosen name, as one short line."""
     return " ".join("".join(c if c.isprintable() else " " for c in name[: 4 * NAME_CHARS_MAX]).split())[:NAME_CHARS_MAX]

@@ -1,4 +1,4 @@
-"""Whoever wants to know it elsewhere is told what came of a letter: once, signed, by the outbox."""
+"""Notifies webhooks that an envelope is done: once, signed, through the outbox."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What is told. `id` is the letter's, as whoever sent it was told; `status` complete, failed or cancelled."""
+    """The JSON body of the notification. `id` is the envelope that the sender posted; `status` is
+    complete, failed or cancelled."""
 
     id: str
     status: str
@@ -44,7 +45,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
 
 class Completions(Struct, frozen=True):
-    """The connector to webhooks. They know what they are told by its id, so it may be told twice."""
+    """The connector for completion webhooks. Receivers deduplicate by id, so a notification may be
+    sent twice."""
 
     store: Store
     clock: Clock
@@ -56,7 +58,7 @@ class Completions(Struct, frozen=True):
     attempts_max: int = ATTEMPTS_MAX
 
     async def listen(self, accept: Accept) -> None:
-        """Nobody speaks here."""
+        """Does nothing: webhooks send no messages."""
         del accept
         await asyncio.Event().wait()
 
@@ -108,7 +110,7 @@ def _found(conn: sa.Connection, *, envelope: Envelope) -> tuple[Webhook, Complet
 
 
 def completion(conn: sa.Connection, letter: Envelope) -> Completion:
-    """What came of a letter, as it stands in the store."""
+    """The stored result of an envelope."""
     form: dict[str, Any] = {"id": letter.id, "agent_id": letter.recipient.name, "session_id": letter.session}
     delegation = delegations.get(conn, letter.id)
     settled = envelopes.settled(conn, letter.id)
@@ -122,7 +124,7 @@ def completion(conn: sa.Connection, letter: Envelope) -> Completion:
 
 
 def _response(conn: sa.Connection, letter: Envelope, answer: str | None, delegation: Delegation | None) -> str:
-    """The answer; where nobody was to get one, what the run said at its end."""
+    """The answer text, or the final text of the run if there was no answer."""
     if (said := envelopes.get(conn, answer) if answer is not None else None) is not None:
         return said.text
     if delegation is None or delegation.state is not DelegationState.DONE or letter.run is None:

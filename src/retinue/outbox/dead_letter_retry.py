@@ -1,4 +1,5 @@
-"""Retrying a dead letter. Done never reverts: the same words are posted again, as an envelope of its own."""
+"""Retries dead letters. A settled envelope never changes: the same content is posted as a new
+envelope."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ from retinue.store.envelopes.dead_letters import DEAD, RETRIES_MAX, RETRY_SOURCE
 
 
 def retry(conn: sa.Connection, *, id_text: str, new_id: EnvelopeId, now_ms: int) -> Entered:
-    """The retry commit. Refused unless the letter is dead, and so is every retry of it before this one."""
+    """The retry commit. Refused unless the envelope and all its earlier retries are dead letters."""
     page = Page(conn, now_ms)
     letter = envelopes.get(conn, envelopes.resolve(conn, id_text))
-    assert letter is not None  # resolved behind the same lock
+    assert letter is not None  # resolved in the same transaction
     earlier = retries(conn, letter)
     _refuse_unless_dead(conn, letter, earlier)
     entered = enter(page, _draft(letter, new_id, number=len(earlier) + 1), strict=True)
@@ -27,7 +28,7 @@ def retry(conn: sa.Connection, *, id_text: str, new_id: EnvelopeId, now_ms: int)
 
 
 def _draft(letter: Envelope, new_id: EnvelopeId, *, number: int) -> Draft:
-    """The same words on the same road. Its times are not repeated: whoever retries means now."""
+    """The same content and addresses. Its times are not repeated: a retry means now."""
     return Draft(
         id=new_id,
         sender=letter.sender,

@@ -1,4 +1,4 @@
-"""Where envelopes leave the house: one lane for each room, and a connector at its end."""
+"""The outbox: delivers envelopes to channels, one queue per channel, through their connectors."""
 
 from __future__ import annotations
 
@@ -74,18 +74,19 @@ class Bounds(Struct, frozen=True, kw_only=True):
 
 
 class _Room(Struct, eq=False):
-    """A room with something to do: in line, being served, or resting before it tries again."""
+    """A channel with work: queued, being served, or waiting for a retry."""
 
     channel: str
     instance: str
-    again: bool = False  # woken while it was served: look once more before it is forgotten
-    look: bool = True  # an attempt may have been left open, or may be waiting to be repeated
+    again: bool = False  # woken while it was served: check once more before it is dropped
+    look: bool = True  # an attempt may have been left open, or may wait for a retry
     rested: EnvelopeId | None = None
     breaks: int = 0
 
 
 class _Line:
-    """Rooms that wait for a slot: first come, first served within a connector, connectors in turn."""
+    """Channels that wait for a slot: first come, first served within a connector, round-robin
+    between connectors."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
@@ -106,7 +107,7 @@ class _Line:
         self._count += 1
 
     def take(self) -> _Room | None:
-        """The next room for which there is a slot; the slot is taken."""
+        """The next channel for which there is a slot; takes the slot."""
         if self._used.total() >= self._bounds.rooms_at_once:
             return None
         for instance in self._waiting:
@@ -129,7 +130,7 @@ class _Line:
             del self._used[room.instance]
 
     def pause(self, instance: str) -> None:
-        """Take none of its rooms until it is resumed, as often as it was paused."""
+        """Take none of its channels until it was resumed as often as it was paused."""
         self._paused[instance] += 1
 
     def resume(self, instance: str) -> None:
@@ -139,17 +140,19 @@ class _Line:
         return self._paused[instance] > 0
 
     def contended(self, room: _Room) -> bool:
-        """Whether another room waits for the slot that this one holds."""
+        """Whether another channel waits for the slot that this one holds."""
         if room.instance in self._waiting:
             return True
         return bool(self._waiting) and self._used.total() >= self._bounds.rooms_at_once
 
 
 class Outbox:
-    """Delivers what is addressed to channels, each room in order. Every envelope ends delivered, dead, or interrupted
-    where nobody can know; and a room that waits, breaks or is slow holds up no other.
+    """Delivers envelopes to channels, each channel in order.
 
-    Connectors are looked up by their instance when an envelope is sent, so `connectors` may change meanwhile.
+    Every envelope ends delivered, dead, or interrupted if the result is unknown. A channel that
+    waits, fails or is slow does not block any other.
+
+    Connectors are looked up by name when an envelope is sent, so `connectors` may change meanwhile.
     """
 
     def __init__(
@@ -187,18 +190,19 @@ class Outbox:
         self._open = False
 
     def on_wake(self, wake: Callable[[Wake], None]) -> None:
-        """Whom to tell that a notice gave a session something to do."""
+        """Set the callback for a notice that gave a session something to do."""
         self._wake_house = wake
 
     async def start(self) -> None:
-        """Take up what was cut off, then whatever is due."""
+        """Resume interrupted deliveries, then send whatever is due."""
         await self._look()
         self._open = True
         self._closing.clear()
         self._dispatch()
 
     async def stop(self, *, drain_s: float = DRAIN_S) -> None:
-        """Claim nothing more, let what is being sent arrive within the time given, and leave the rest to the store."""
+        """Claim nothing more, let sends in progress finish within the given time, and leave the
+        rest to the store."""
         self._open = False
         self._closing.set()
         if self._serving and drain_s > 0:
@@ -208,13 +212,14 @@ class Outbox:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Drop everything where it is, as a crash would. The store says how to go on."""
+        """Cancel everything at once, as a crash would. The store knows how to continue."""
         self._open = False
         for task in self._tasks():
             task.cancel()
 
     def wake(self, channel: str) -> None:
-        """Something may be due in a room. A hint: the store is the truth, and a lost hint is found by the alarm."""
+        """Signal that an envelope may be due in a channel. Only a hint: the store is authoritative,
+        and the timer finds a lost hint."""
         room = self._rooms.get(channel)
         if room is not None:
             room.again = True
@@ -228,12 +233,12 @@ class Outbox:
 
     @property
     def active(self) -> int:
-        """How many rooms are being served or stand in line."""
+        """The number of channels that are served or queued."""
         return len(self._rooms) - len(self._resting)
 
     @property
     def resting(self) -> int:
-        """How many rooms wait before they try again."""
+        """The number of channels that wait for a retry."""
         return len(self._resting)
 
     def _dispatch(self) -> None:
@@ -245,11 +250,12 @@ class Outbox:
             self._looking = asyncio.create_task(self._look_again(), name="outbox looks again")
 
     async def _serve(self, room: _Room) -> None:
-        """Serve a room until nothing is due or another needs the slot, and outlive whatever happens in it."""
+        """Serve a channel until nothing is due or another needs the slot. Catches every error in
+        it."""
         try:
             wait_s = await self._send_in_turn(room)
             room.breaks = 0
-        except Exception as error:  # the store knows where this room was: look there again
+        except Exception as error:  # the store has the state of this channel: check it again
             log.error(
                 "room broke, tries again",
                 exc_info=None if isinstance(error, StoreError) else error,
@@ -271,7 +277,8 @@ class Outbox:
         self._dispatch()
 
     async def _send_in_turn(self, room: _Room) -> float | None:
-        """Seconds until this room is to be served again: 0 for at its next turn, None for when it is woken."""
+        """Send what is due. Returns the seconds until the channel is served again: 0 for its next
+        turn, None until it is woken."""
         sent = 0
         while self._open:
             if self._line.is_paused(room.instance):
@@ -333,8 +340,11 @@ class Outbox:
         return await self._write_down(envelope, result, self._terms(room))
 
     async def _send_parts(self, room: _Room, connector: Connector, taken: Taken) -> Sent | Failed:
-        """Each part in its turn, and each receipt written down before the next is sent: what has arrived is not sent
-        again. The last receipt goes with the commit that ends the letter."""
+        """Send each part in turn, and store each receipt before the next part is sent, so that no
+        part is sent twice.
+
+        The last receipt is stored in the commit that ends the envelope.
+        """
         result: Sent | Failed | None = None
         last = 0
         for parcel in self._parcels(connector, taken):
@@ -353,7 +363,8 @@ class Outbox:
         return result or Sent(taken.arrived[last], last)
 
     def _parcels(self, connector: Connector, taken: Taken) -> Iterable[Parcel]:
-        """Secrets are taken out of the whole before it is cut: half of one would not be known for what it is."""
+        """The delivery parts. Secrets are redacted before the text is split, because half a secret
+        would not be recognized."""
         envelope, cut = taken.envelope, taken.cut
         if cut is None:
             return (whole(envelope),)
@@ -362,8 +373,8 @@ class Outbox:
         return shape(envelope, cut.able, cut.words, cut.setting)
 
     async def _between(self, room: _Room) -> bool:
-        """Before the next part: as long as a person would take, and as the place asked for. False where the house
-        closes meanwhile."""
+        """Wait before the next part: a human-like delay, and any delay that the platform requested.
+        False if the outbox stops."""
         if (delay := self._words(room.instance).delay_ms) is not None:
             await self._unless_closing(self._clock.sleep(self._chance.uniform(*delay) / 1000))
         while self._open and (pauses := [task for task, who in self._pauses.items() if who == room.instance]):
@@ -397,7 +408,7 @@ class Outbox:
             if task is None or task.cancelling():
                 raise
             return Failed(kind=UNKNOWN, message="the connector gave up", arrived_maybe=True)
-        except Exception as error:  # whatever a connector does, its room goes on
+        except Exception as error:  # whatever a connector raises, its channel continues
             log.warning(
                 "connector broke off",
                 exc_info=None if isinstance(error, OSError) else error,
@@ -425,7 +436,8 @@ class Outbox:
         return await self._surely(write)
 
     async def _surely(self, write: Callable[[], Awaitable[T]]) -> T:
-        """What a platform says it says once: keep it in hand until the store takes it."""
+        """Write with retries: a platform reports its result once, so it is kept in memory until the
+        store accepts it."""
         while True:
             try:
                 return await write()
@@ -435,10 +447,10 @@ class Outbox:
                 log.error("store failed, a delivery waits to be written down", extra={"code": error.code})
                 await self._clock.sleep(STORE_RETRY_S)
 
-    # Waiting, and looking in the store for what did not fit in memory
+    # --- waiting, and polling the store for what did not fit in memory ---
 
     def _pause(self, instance: str, wait_s: float) -> None:
-        """A place that asks for patience means all of us, not one room: nothing more is sent there until then."""
+        """Pause a connector: a platform that throttles means the whole account, not one channel."""
 
         async def pause() -> None:
             try:
@@ -476,7 +488,8 @@ class Outbox:
         self._dispatch()
 
     async def _look(self) -> None:
-        """Wake rooms that were cut off or have something due, going round by address so that each is found."""
+        """Wake channels that were interrupted or have something due. Scans in address order and
+        continues there next time, so that each is found."""
         limit = self._bounds.rooms_ready_max
         due = partial(deliveries.due_rooms, now_ms=self._now_ms(), after=self._looked_to, limit=limit)
         cut_off = await self._store.scan(deliveries.cut_off_rooms)
@@ -511,6 +524,6 @@ class Outbox:
 
 
 def _kept(text: str, chars_max: int) -> str:
-    """Words from outside, as the store can keep them."""
+    """Text from outside, made storable and limited."""
     plain = storable(text)
     return plain if len(plain) <= chars_max else plain[: chars_max - 1] + "…"

@@ -1,9 +1,11 @@
-"""The two commits of a delivery: an attempt is opened before anything is sent, and closed with what came of it. One
-that takes several parcels has a small one more between two of them (`keep_part`).
+"""The two commits of a delivery: one opens an attempt before anything is sent, and one closes it
+with the result.
 
-The order of a room is (due time, sequence), and it holds under retries. An envelope that failed for now goes back to
-waiting with a later due time, so a room asks first for one that was begun (`deliveries.begun`): while that waits,
-whatever came after it waits too.
+An attempt with several parts has a small commit between them (`store_part`).
+
+The order of a channel is (due time, sequence), also with retries. An envelope that failed
+temporarily waits with a later due time. So a channel first asks for an envelope with an earlier
+attempt (`deliveries.get_waiting_retry`). While that one waits, all later ones wait too.
 """
 
 from __future__ import annotations
@@ -50,13 +52,18 @@ _decode = msgspec.json.Decoder(Cut).decode
 
 
 class Sent(Struct, frozen=True):
+    """An attempt succeeded."""
+
     receipt: str  # of its last part
     part: int = 0
 
 
 class Failed(Struct, frozen=True, kw_only=True):
-    """What went wrong with one attempt. `arrived_maybe` where nobody knows whether it did. `ours`: the house itself
-    left off between two parts, so the next attempt goes on with it and the place is not to blame."""
+    """An attempt failed. `is_unknown` means that it may have arrived.
+
+    `is_own_stop` means that the server itself stopped between two parts: the next attempt
+    continues, and the platform is not to blame.
+    """
 
     kind: str
     message: str
@@ -70,27 +77,27 @@ _CUT_OFF = Failed(kind=UNKNOWN, message="the house stopped while this was being 
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """What the attempts in a room go by."""
+    """The settings and capabilities for the attempts in a channel."""
 
     attempts_max: int = ATTEMPTS_MAX
     repeats_safely: bool = False
     sending: SendSettings = SendSettings()
-    able: Abilities | None = None  # None: the place takes every envelope whole
+    able: Abilities | None = None  # None: the platform accepts every envelope unsplit
     words: Words = PLAIN_WORDS
     why_not: WhyNot = everywhere
 
 
 class Taken(Struct, frozen=True):
-    """An attempt is open: this envelope is to be sent now, but for the parts of it that have arrived."""
+    """An attempt is open: send this envelope now, except for the parts that have arrived."""
 
     envelope: Envelope
     wakes: tuple[Wake, ...] = ()
-    arrived: Mapping[int, str] = {}  # each such part's receipt
-    cut: Cut | None = None  # None: it is sent whole
+    arrived: Mapping[int, str] = {}  # receipts by part
+    cut: Cut | None = None  # None: it is sent unsplit
 
 
 class Resting(Struct, frozen=True):
-    """The first in line waits for its next attempt, and those behind it wait with it."""
+    """The first envelope waits for its next attempt, and those behind it wait with it."""
 
     envelope: EnvelopeId
     wait_s: float
@@ -98,14 +105,15 @@ class Resting(Struct, frozen=True):
 
 
 class Nothing(Struct, frozen=True):
-    """Nothing is due. `again` means: something was closed, and there may be more behind it."""
+    """Nothing is due. `has_more` means that the limit per commit was reached, and there may be
+    more."""
 
     wakes: tuple[Wake, ...] = ()
     again: bool = False
 
 
 class Closed(Struct, frozen=True):
-    """How an attempt was written down. `wait_s` where there will be another."""
+    """How an attempt was closed. `wait_s` is set if there will be another."""
 
     wakes: tuple[Wake, ...] = ()
     wait_s: float | None = None
@@ -114,10 +122,10 @@ class Closed(Struct, frozen=True):
 def claim(
     conn: sa.Connection, *, channel: str, look: bool, rested: EnvelopeId | None, terms: Terms, now_ms: int
 ) -> Taken | Resting | Nothing:
-    """Open the next attempt in a room where nobody sends.
+    """Open the next attempt in a channel in which no other attempt is in progress.
 
-    `look` says that an earlier attempt may have been left open, or may be waiting to be repeated. `rested` names an
-    envelope that has waited long enough by a clock that never jumps, whatever the one on the wall says.
+    `look` says that an earlier attempt may have been left open, or may wait for a retry. `rested`
+    is an envelope that has waited long enough by a monotonic clock, whatever the wall clock says.
     """
     page = Page(conn, now_ms)
     wakes: list[Wake] = []
@@ -169,25 +177,25 @@ def _taken(page: Page, envelope: Envelope, terms: Terms, wakes: tuple[Wake, ...]
 
 
 def _cut_before(page: Page, envelope: Envelope) -> Cut | None:
-    """As the parts that have arrived were cut, whatever the settings and the place say by now."""
+    """The split of the parts that have arrived, whatever the settings and the platform say now."""
     kept = delivery_parts.cut_by(page.conn, envelope.id)
     try:
         return _decode(kept) if kept else None
-    except msgspec.MsgspecError:  # of another version of the house
+    except msgspec.MsgspecError:  # written by another version of the server
         return None
 
 
 def keep_part(
     conn: sa.Connection, *, envelope: Envelope, part: int, receipt: str, now_ms: int, cut: Cut | None = None
 ) -> None:
-    """One part arrived, and there are more: whatever happens to those, it is not sent again, and they are cut as it
-    was."""
+    """Store the receipt of one part, if there are more. It is not sent again, and the others keep
+    the same split."""
     channel, cut_by = str(envelope.recipient), _encode(cut).decode() if cut is not None else None
     delivery_parts.add(conn, envelope.id, part, channel=channel, receipt=receipt, at_ms=now_ms, cut_by=cut_by)
 
 
 def _out_of_reach(page: Page, envelope: Envelope, terms: Terms) -> str:
-    """Why an agent may not write there; empty where it may. Asked once, before anything of it is sent."""
+    """Why an agent may not write there; empty if it may. Checked once, before any part is sent."""
     if envelope.kind not in _AGENTS_WORDS or envelope.source == "house" or envelope.attempts:
         return ""
     because = terms.why_not(page.conn, envelope)
@@ -195,8 +203,8 @@ def _out_of_reach(page: Page, envelope: Envelope, terms: Terms) -> str:
 
 
 def _held_back(page: Page, envelope: Envelope, sending: SendSettings) -> str:
-    """Why the words of an agent do not leave the house; empty where they do. The house's own words always do: answers
-    to commands, questions, and what became of a letter."""
+    """Why a message of an agent is not sent; empty if it is. The server's own messages always are:
+    command answers, questions and notices."""
     if envelope.kind not in _AGENTS_WORDS or envelope.source == "house" or envelope.sender.session is None:
         return ""
     session = sessions.get(page.conn, envelope.sender.session)
@@ -207,13 +215,13 @@ def _held_back(page: Page, envelope: Envelope, sending: SendSettings) -> str:
 
 
 def _leave(page: Page, found: Resting | Nothing, *, changed: bool) -> Resting | Nothing:
-    if changed:  # A page on which nothing was written costs no commit.
+    if changed:  # an unchanged transaction needs no commit
         page.close()
     return found
 
 
 def close(conn: sa.Connection, *, envelope: Envelope, result: Sent | Failed, terms: Terms, now_ms: int) -> Closed:
-    """Write down what came of an attempt, and end the envelope or have it wait for the next one."""
+    """Store the result of an attempt, and end the envelope or schedule the next attempt."""
     page = Page(conn, now_ms)
     match result:
         case Sent():
@@ -229,7 +237,7 @@ def _close_sent(page: Page, envelope: Envelope, sent: Sent, terms: Terms) -> Clo
     ours = deliveries.close_attempt(
         page.conn, envelope.id, envelope.attempts, DeliveryState.SENT, at_ms=page.at_ms, receipt=receipt
     )
-    if not ours:  # This very commit went through before, and only the answer to it was lost.
+    if not ours:  # this commit already succeeded, and only its result was lost
         return Closed()
     if terms.able is not None:
         keep_part(page.conn, envelope=envelope, part=sent.part, receipt=receipt, now_ms=page.at_ms)
@@ -267,7 +275,7 @@ def _close_failed(page: Page, envelope: Envelope, failed: Failed, terms: Terms, 
 
 
 def _in_vain(page: Page, envelope: Envelope) -> int:
-    """Attempts since a part of it last arrived: a long letter that a place takes little by little is on its way."""
+    """Attempts since a part last arrived: a long message that arrives part by part is not failing."""
     arrived_ms = delivery_parts.last_ms(page.conn, envelope.id)
     if arrived_ms is None:
         return envelope.attempts
@@ -275,19 +283,20 @@ def _in_vain(page: Page, envelope: Envelope) -> int:
 
 
 def _wait_s(failed: Failed, attempt: int) -> float:
-    """Doubling, on top of what the place asked for. No chance in it: the store alone can say what comes next."""
+    """Exponential back-off, plus the delay that the platform requested. Without jitter: the store
+    alone determines what comes next."""
     return min(BACKOFF_FIRST_S * 2 ** (attempt - 1), BACKOFF_MAX_S) + polite_s(failed)
 
 
 def polite_s(failed: Failed) -> float:
-    """What the place asked for, within reason."""
+    """The delay that the platform requested, limited."""
     asked_s = failed.retry_after_s
     return min(asked_s, RETRY_AFTER_S_MAX) if asked_s is not None and asked_s > 0 else 0.0
 
 
 def _is_wanted(page: Page, envelope: Envelope) -> bool:
-    """Whether work on its way out of the house is still waited for: it may be answered before it is known to be there,
-    and whoever asked may have been stopped."""
+    """Whether outbound work is still waited for. It may be answered before its delivery is
+    confirmed, or its requester stopped."""
     delegation = delegations.get(page.conn, envelope.id)
     return delegation is not None and delegation.state.open
 
@@ -308,7 +317,7 @@ def _end(page: Page, envelope: Envelope, outcome: Outcome, *, because: str, kind
     if outcome is Outcome.DELIVERED:
         return ()
     text = f"Envelope {short(envelope.id)} to {envelope.recipient} "
-    if envelope.kind is Kind.DELEGATION:  # whoever handed it out waits for what comes of it, and this is it
+    if envelope.kind is Kind.DELEGATION:  # the delegating run waits for the result, and this is it
         if not _is_wanted(page, envelope):
             return ()
         text = f"It {_in_our_words(outcome, kind)}"
@@ -319,7 +328,7 @@ def _end(page: Page, envelope: Envelope, outcome: Outcome, *, because: str, kind
 
 
 def _note_for_agent(page: Page, envelope: Envelope, outcome: Outcome, *, text: str) -> tuple[Wake, ...]:
-    """An agent reads it with its next turn. No run is started for it, so nothing can go round in circles."""
+    """A note that the agent reads with its next turn. It starts no run, so it cannot cause a loop."""
     if envelope.kind is Kind.NOTICE or envelope.sender.session is None:
         return ()
     draft = Draft(
@@ -338,7 +347,8 @@ def _note_for_agent(page: Page, envelope: Envelope, outcome: Outcome, *, text: s
 
 
 def _in_our_words(outcome: Outcome, kind: str) -> str:
-    """A platform's own words are not put into the house's mouth before a model: they may be anyone's."""
+    """A fixed text. The platform's own text is not shown to a model as the server's: anyone may
+    have written it."""
     match outcome:
         case Outcome.INTERRUPTED:
             return "may or may not have arrived, and was not sent again."

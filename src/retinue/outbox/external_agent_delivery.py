@@ -1,7 +1,7 @@
-"""Letters to agents that run elsewhere: work that is handed out of the house, one room for each session.
+"""Delivers delegated work to external agents, with one channel per session.
 
-The outbox brings them, so they are tried again, given up and told of like all that leaves. What comes back comes by
-`callbacks`.
+It goes through the outbox, so retries, dead letters and notices work as for every delivery. Answers
+arrive through `intake/external_callbacks`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from retinue.store.sessions import external_keys, sessions
 from retinue.tools.web.guarded_request import Http
 from retinue.tools.web.url_guard import Guard
 
-ATTEMPT_S = 5.0  # for one try; what the far side does with it may take as long as the agent's `timeout_s`
+ATTEMPT_S = 5.0  # for one attempt; the external agent's work may take as long as the agent's `timeout_s`
 ATTEMPTS_MAX = 21  # more than any agent's own `retries`
 USER_AGENT = "retinue"
 
@@ -48,8 +48,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 def said_to(conn: sa.Connection, origin: Origin) -> tuple[Address, bool]:
-    """To whom it goes what an agent elsewhere says in a session without having been asked, and whether it goes
-    silently: another agent reads it with its next turn, since words that nobody asked for set nobody to work."""
+    """The recipient of an external agent's unsolicited message, and whether it is silent.
+
+    Another agent reads it with its next turn, because an unsolicited message must not start work.
+    """
     asker = sessions.get(conn, origin.parent) if origin.parent is not None else None
     if asker is not None:
         return address.agent(asker.agent, asker.id), True
@@ -60,22 +62,23 @@ def said_to(conn: sa.Connection, origin: Origin) -> tuple[Address, bool]:
 
 
 def callback_url(base: str, session: str) -> str:
-    """Where answers for a session are to be sent."""
+    """The callback URL of a session."""
     parts = urlsplit(base)
     path = _SLASHES.sub("/", f"{parts.path}/external/sessions/{quote(session, safe='')}/messages")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
 
 class _Work(Struct, frozen=True):
-    """What is to be brought where."""
+    """An envelope's agent and session."""
 
     agent: str
     external: External
-    session: str  # as the far side knows it
+    session: str  # its id at the external agent
 
 
 def _work(conn: sa.Connection, *, envelope: Envelope) -> _Work | None:
-    """None for what was not handed out by a run: this door is for nobody else."""
+    """The delegation of an envelope. None if no run delegated it: this connector is for nothing
+    else."""
     delegation = delegations.get(conn, envelope.id) if envelope.kind is Kind.DELEGATION else None
     if delegation is None or delegation.kind is not DelegationKind.EXTERNAL:
         return None
@@ -86,14 +89,15 @@ def _work(conn: sa.Connection, *, envelope: Envelope) -> _Work | None:
 
 
 def known_as(conn: sa.Connection, session: SessionId) -> str:
-    """By what id the far side knows a session: the one that was chosen for it, and else its own."""
+    """The id of a session at the external agent: the one chosen for it, or else its own."""
     return external_keys.of(conn, session) or session
 
 
 class Elsewhere(Struct, frozen=True):
-    """The connector to agents that run elsewhere. They know a letter by its id, so it may be brought twice.
+    """The connector to external agents. They deduplicate by envelope id, so a delivery may be
+    repeated.
 
-    `base` is the address of this house as they reach it.
+    `get_base_url` returns the URL of this server as they reach it.
     """
 
     store: Store
@@ -106,7 +110,7 @@ class Elsewhere(Struct, frozen=True):
     attempts_max: int = ATTEMPTS_MAX
 
     async def listen(self, accept: Accept) -> None:
-        """Nobody speaks here: what they say comes in by the api."""
+        """Does nothing: their messages arrive through the API."""
         del accept
         await asyncio.Event().wait()
 
@@ -162,12 +166,13 @@ def _refused(sentence: str) -> DeliveryFailed:
 
 
 def way_out(settings: Settings) -> Http:
-    """Where letters may go: out into the world, and to those hosts of their own network that an owner has named."""
+    """The guarded HTTP client: public hosts, and those local hosts that the owner allowed."""
     return Http(Guard(ports=settings.web.ports, private=settings.external.private_hosts))
 
 
 def own_address(settings: Settings) -> str:
-    """The house as agents elsewhere reach it. Where it listens is written down in its home once it does."""
+    """The URL of this server for external agents. A listening server writes it to its data
+    directory."""
     if named := settings.external.callback_url or settings.public_url:
         return named
     try:

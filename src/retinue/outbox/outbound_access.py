@@ -1,5 +1,5 @@
-"""Where agents may write: into rooms of connectors they are bound to, and to nobody there whom the door keeps out. An
-answer goes where its question came from."""
+"""Decides where agents may write: to channels of connectors that they are bound to, if the access
+rules admit someone there. An answer always goes to the channel of its question."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ WhyNot = Callable[[sa.Connection, Envelope], str]
 
 
 def everywhere(_conn: sa.Connection, _envelope: Envelope) -> str:
-    """In a house without bindings."""
+    """For a server without bindings."""
     return ""
 
 
 class Reach:
-    """`settings` and `kind_of` are of an instance; `default` is who answers where nobody is bound, and so may write."""
+    """Outbound access rules.
+
+    `settings` and `get_platform_name` take the name of a connector. `get_default_agent` returns the
+    agent that answers without a binding, and so may write.
+    """
 
     def __init__(
         self,
@@ -71,8 +75,8 @@ class Reach:
         return f"nobody in this room may talk to the house at {instance}"
 
     def _is_known(self, conn: sa.Connection, agent: str, service: str, recipient: Address) -> bool:
-        """Whether it is a room in which somebody is heard. One that is shared with one person alone is known by their
-        id, and any room by a conversation that was held there."""
+        """Whether someone in the channel may write to us. A direct channel is known by the person's
+        id, any channel by an earlier session."""
         settings, room = self._settings(recipient.name), recipient.rest
         if settings.dm is DmPolicy.OPEN or room in settings.allow_from:
             return True
@@ -91,7 +95,8 @@ def _answers(conn: sa.Connection, reply_to: EnvelopeId | None, recipient: Addres
 
 
 class WithinReach:
-    """A way to post by which an agent's words go only where they may. Told when they are sent, and not only later."""
+    """Posts an agent's envelopes only where it may write. The agent gets the error at once, not
+    only at delivery."""
 
     def __init__(self, post: Post, store: Store, reach: Reach) -> None:
         self._post = post

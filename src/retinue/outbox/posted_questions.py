@@ -1,7 +1,8 @@
-"""Questions that stand in rooms: once one is answered, wherever that was, the message there says so and has no buttons.
+"""Updates questions posted in channels: once one is answered anywhere, its message says so and
+loses its buttons.
 
-For the eye alone, where the place lets us change what we said. What is left standing decides nothing: a press of it is
-told that the question is no longer open.
+This is cosmetic, and needs a platform that can edit messages. A question that is not updated
+decides nothing: a press is answered with the information that it is closed.
 """
 
 from __future__ import annotations
@@ -32,19 +33,22 @@ from retinue.text.chunking import clipped
 
 log = logging.getLogger(__name__)
 
-OPEN_LOOKED_AT_MAX = 500  # questions; of more than so many at once, some are left standing
+OPEN_LOOKED_AT_MAX = 500  # open questions that are tracked; with more than this, some messages are not updated
 EDIT_S_MAX = 10.0
 
 
 class _Standing(Struct, frozen=True):
+    """A question that was delivered to a channel."""
+
     question: Envelope
     approval: Approval
-    message_id: str  # of its last part, below which the buttons are
+    message_id: str  # of its last part, which has the buttons
     part: int
 
 
 class ShownQuestions:
-    """Looks which questions are open, whenever something was written about one, and closes those that are no more."""
+    """Checks which questions are open whenever an approval changes, and updates the messages of the
+    closed ones."""
 
     def __init__(
         self, store: Store, connectors: Mapping[str, Connector], words: Callable[[str], Words] = plain_words
@@ -93,7 +97,7 @@ class ShownQuestions:
         try:
             async with asyncio.timeout(EDIT_S_MAX):
                 await edits.preview(room.rest, text, shown=found.message_id)
-        except Exception as error:  # whatever a connector does, the next question is closed
+        except Exception as error:  # whatever a connector raises, the next question is updated
             known = isinstance(error, RetinueError | OSError)
             log.info("question left standing", exc_info=None if known else error, extra={"connector": room.name})
 
@@ -103,7 +107,7 @@ def _open(conn: sa.Connection) -> frozenset[ApprovalId]:
 
 
 def _standing(conn: sa.Connection, id_: ApprovalId) -> _Standing | None:
-    """Where a question stands in a room; None where it was put to none, or has not arrived there."""
+    """A question as delivered to a channel; None if it was not sent to one, or has not arrived."""
     question, approval = envelopes.get(conn, question_in_room(id_)), approvals.get(conn, id_)
     arrived = delivery_parts.of(conn, question.id) if question is not None else {}
     if question is None or approval is None or not arrived:
@@ -113,7 +117,7 @@ def _standing(conn: sa.Connection, id_: ApprovalId) -> _Standing | None:
 
 
 def _closed(standing: _Standing, connector: Connector, able: Abilities, words: Words) -> str:
-    """What the message said, and what became of it."""
+    """The text of the message, with the decision."""
     approval = standing.approval
     by = f" by {approval.decided_by}" if approval.decided_by not in ("", "house") else ""
     verdict = f"[{short(approval.id)} is {approval.state}{by}]"

@@ -1,4 +1,5 @@
-"""What is looked up for an envelope before it is sent: the message it quotes, and what its prefix is made of."""
+"""Looks up what an envelope needs before it is sent: the message it quotes, and the values for its
+prefix."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from retinue.store.envelopes import envelopes
 from retinue.store.runs import runs
 from retinue.store.sessions import records, sessions
 
-LOOKED_AT_MAX = 100  # records, from the newest back, for who replied last
+LOOKED_AT_MAX = 100  # records, from the newest back, to find the last model reply
 _OF_THE_MODEL = frozenset({"model", "modelfull", "provider"})
 
 
@@ -34,14 +35,14 @@ def setting_of(conn: sa.Connection, envelope: Envelope, able: Abilities, words: 
 
 
 def message_of(conn: sa.Connection, letter: Envelope, channel: str) -> str:
-    """What a room's platform calls the message that an envelope was or became there; empty where it was never there."""
+    """The platform's id of an envelope's message in a channel; empty if it was never there."""
     if str(letter.sender) == channel:
         return letter.context.platform_id
     return (delivery_parts.first(conn, letter.id) or "") if str(letter.recipient) == channel else ""
 
 
 def _quoted(conn: sa.Connection, envelope: Envelope, asked: str) -> str:
-    """Only a message of the same chat can be quoted; any other is left unsaid."""
+    """The message id to quote. Only a message of the same channel can be quoted."""
     channel = str(envelope.recipient)
     if asked and asked != CURRENT:
         return _named(conn, envelope, asked)
@@ -50,7 +51,7 @@ def _quoted(conn: sa.Connection, envelope: Envelope, asked: str) -> str:
 
 
 def _named(conn: sa.Connection, envelope: Envelope, asked: str) -> str:
-    """An agent may name a message as the platform does, or as the house does."""
+    """The message that an agent names, by the platform's id or by the envelope's."""
     to = envelope.recipient
     try:
         if envelopes.by_key(conn, f"connector:{to.name}", message_key(to.rest, asked)) is not None:
@@ -74,7 +75,7 @@ def _known(conn: sa.Connection, envelope: Envelope, wanted: frozenset[str]) -> d
 
 
 def _last_reply(conn: sa.Connection, envelope: Envelope) -> Reply | None:
-    """What the run that wrote this was told last by a model."""
+    """The last model reply of the run that wrote this envelope."""
     if envelope.source != "run":
         return None
     named = next((word for word in envelope.key.split("/") if word != "said"), "")

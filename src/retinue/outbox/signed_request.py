@@ -1,4 +1,5 @@
-"""One signed letter to one address outside: guarded, bounded, and its end told as every delivery's is."""
+"""Posts one signed request to an outside URL, through the guarded client, and maps the response to
+a delivery result."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from retinue.connectors.base import Delivery, DeliveryFailed, FailureKind
 from retinue.tools.web.guarded_request import Answer, Http
 from retinue.tools.web.url_guard import WebFailed, WebRefused
 
-ANSWER_BYTES_MAX = 2_000  # of what a place says to a letter: enough to see what is wrong
+ANSWER_BYTES_MAX = 2_000  # of an error response: enough to see the cause
 RETRY_AFTER_DIGITS_MAX = 6
 QUOTED_CHARS_MAX = 200
 
-LATER = frozenset({408, 425, 429})  # not now, but perhaps in a moment
+LATER = frozenset({408, 425, 429})  # a retry may succeed
 
 MakeHttp = Callable[[], Http]
 """The way out as the settings have it at this moment."""
@@ -21,8 +22,10 @@ MakeHttp = Callable[[], Http]
 async def bring(
     http: Http, url: str, content: bytes, *, headers: Mapping[str, str], timeout_s: float, last: bool
 ) -> Delivery:
-    """Raises `DeliveryFailed`, and `ConnectionError` where nobody knows whether it arrived. `last`: it is not tried
-    again, whatever comes of it."""
+    """Post the content. Raises `DeliveryFailed`, and `ConnectionError` if the result is unknown.
+
+    `is_last` means that there is no further attempt, whatever the result is.
+    """
     try:
         answer = await http.post(url, content, headers=headers, timeout_s=timeout_s, bytes_max=ANSWER_BYTES_MAX)
     except WebRefused as error:

@@ -1,7 +1,8 @@
-"""What a room sees of a run before its answer: that it was heard, that someone writes, what is being written.
+"""Shows progress of a run in its channel before the answer: an acknowledging reaction, the typing
+indicator, a preview.
 
-All of it is for the eye. It is tried once, within bounds, beside the run and never in its way; what fails is left, and
-nothing of it is a delivery.
+All of this is cosmetic. Each step is tried once, with a timeout, concurrently with the run. A
+failure is ignored, and none of it is a delivery.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from retinue.text.chunking import clipped
 
 log = logging.getLogger(__name__)
 
-TYPING_EVERY_S = 4.0  # places show it for five seconds or so
-TYPING_S_MAX = 120.0  # without any sign of life
+TYPING_EVERY_S = 4.0  # platforms show it for about five seconds
+TYPING_S_MAX = 120.0  # without any activity of the run
 PREVIEW_EVERY_S = 1.5
-SIDE_S_MAX = 10.0  # for one such courtesy
-ATTENDED_MAX = 200  # runs at once
+SIDE_S_MAX = 10.0  # for one call
+ATTENDED_MAX = 200  # concurrent tasks
 SILENT = ("NO_REPLY", "[[SILENT_REPLY]]")
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """What a run answers, as far as a room can show it."""
+    """The message that a run answers, as far as a channel can show it."""
 
     room: Address
     message_id: str = ""
@@ -42,7 +43,7 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 
 class Presence:
-    """Knows the connectors, and who is attended at the moment."""
+    """Starts progress displays. Knows the connectors and the running tasks."""
 
     def __init__(self, clock: Clock, connectors: Mapping[str, Connector]) -> None:
         self._clock = clock
@@ -50,7 +51,7 @@ class Presence:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def attend(self, run: RunId, asked: Asked, words: Words) -> Attendance | None:
-        """None where there is nothing to show, or no room for one more."""
+        """None if there is nothing to show, or the limit is reached."""
         connector = self._connectors.get(asked.room.name)
         if connector is None or abilities_of(connector) is None or len(self._tasks) >= ATTENDED_MAX:
             return None
@@ -68,7 +69,7 @@ class Presence:
 
 
 class Attendance:
-    """Beside one run, from its beginning to its end."""
+    """The progress display of one run."""
 
     def __init__(
         self, presence: Presence, clock: Clock, connector: Connector, run: RunId, asked: Asked, words: Words
@@ -79,7 +80,7 @@ class Attendance:
         self._run = run
         self._asked = asked
         self._words = words
-        self._alive = 0  # signs of life so far
+        self._alive = 0  # activity counter
         self._thinks = asyncio.Event()
         self._speaks = asyncio.Event()
         self._changed = asyncio.Event()
@@ -92,7 +93,7 @@ class Attendance:
     def begin(self) -> None:
         room = self._asked.room.rest
         if self._is_acked:
-            # It outlives a run that ends at once: that it was heard is true all the same.
+            # It continues if the run ends at once: the message was received all the same.
             self._acked = self._presence.on_the_side(self._react(self._words.ack), f"ack for {self._run}")
         if self._words.typing is not Typing.NEVER and types_of(self._connector) is not None:
             self._side(self._type(room), "typing")
@@ -116,7 +117,7 @@ class Attendance:
         self._thinks.set()
 
     def end(self) -> None:
-        """The run is at its end, or at a rest: what was shown goes."""
+        """The run ended or was suspended: remove what was shown."""
         for task in self._tasks:
             task.cancel()
         if self._shown or (self._acked is not None and self._words.ack_removed):
@@ -125,7 +126,7 @@ class Attendance:
     def _side(self, work: Coroutine[Any, Any, None], what: str) -> None:
         self._tasks.append(self._presence.on_the_side(work, f"{what} for {self._run}"))
 
-    # --- that it was heard ---
+    # --- acknowledgement ---
 
     @property
     def _is_acked(self) -> bool:
@@ -148,7 +149,7 @@ class Attendance:
         if connector is not None:
             await self._try(connector.react(self._asked.room.rest, self._asked.message_id, emoji), "reaction")
 
-    # --- that someone writes ---
+    # --- typing indicator ---
 
     async def _type(self, room: str) -> None:
         match self._words.typing:
@@ -167,7 +168,7 @@ class Attendance:
             quiet_s = quiet_s + TYPING_EVERY_S if self._alive == seen else 0.0
             seen = self._alive
 
-    # --- what is being written ---
+    # --- preview ---
 
     async def _preview(self, room: str) -> None:
         connector, able = edits_of(self._connector), abilities_of(self._connector)
@@ -175,7 +176,8 @@ class Attendance:
         while connector is not None and able is not None:
             await self._changed.wait()
             self._changed.clear()
-            # Not the last word: it may be half of something that must not be seen, and is masked only once it is whole.
+            # Without the last token: it may be half of a secret, which is redacted only when it is
+            # complete.
             whole_words = self._text.rpartition(" ")[0]
             text = clipped(whole_words, able.text_max, unit=able.unit)
             if text.strip() and text != shown_text:
@@ -195,11 +197,11 @@ class Attendance:
             await self._react("")
 
     async def _try(self, courtesy: Awaitable[Any], what: str) -> Any:
-        """What came of it; None where nothing did. True for what has no answer of its own."""
+        """The result of the call, or True if it has none; None if it failed."""
         try:
             async with asyncio.timeout(SIDE_S_MAX):
                 return await courtesy or True
-        except Exception as error:  # whatever a connector does, the run goes on
+        except Exception as error:  # whatever a connector raises, the run continues
             log.info(
                 "a courtesy failed",
                 exc_info=None if isinstance(error, RetinueError | OSError) else error,
@@ -209,7 +211,7 @@ class Attendance:
 
 
 class Attended:
-    """Whoever looks on, and the room beside them."""
+    """Passes live events to the subscribers and to the progress display."""
 
     def __init__(self, tell: Tell, attendance: Attendance) -> None:
         self._tell = tell
@@ -225,6 +227,6 @@ class Attended:
 
 
 def _may_be_silent(text: str) -> bool:
-    """Whether what is written so far may yet be nothing but the word for silence."""
+    """Whether the text so far may still become one of the markers for no reply."""
     words = text.strip()
     return any(token.startswith(words) for token in SILENT)
