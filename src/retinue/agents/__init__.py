@@ -1,1 +1,1 @@
-"""Who is on the staff, and what they are told."""
+"""Agent definitions, instructions, skills and hooks."""

@@ -1,4 +1,4 @@
-"""What a change makes of an agent, and what differs between two of its versions. Pure."""
+"""Apply a change to an agent, and compare two versions of one. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from retinue.domain.structs import replace
 DEFAULT = "default"
 _PLAIN = Agent(name="plain")
 _GROUPS = tuple(each.name for each in fields(Agent) if is_dataclass(getattr(_PLAIN, each.name)))
-_COUNTED = ("name", "version")  # the name is its own, and versions are counted by the store
+_COUNTED = ("name", "version")  # the name never changes, and the store counts versions
 
 OWN_BUSINESS = frozenset({"description", "instructions", "provider", "model", "effort", "icon", "colour"})
 """What an agent may change of itself, given the right to change at all. The rest are bounds, set by a boss."""
 
 
 def flat(agent: Agent) -> dict[str, Any]:
-    """Every field by its name, those of a group as `tools_ask`."""
+    """Return every field by name; a field of a group gets a prefix, as in `tools_ask`."""
     found: dict[str, Any] = {}
     for each in fields(agent):
         value = getattr(agent, each.name)
@@ -37,15 +37,16 @@ FIELDS = tuple(flat(_PLAIN))
 
 
 def key_of(field: str) -> str:
-    """By what key a settings file says a field: `tools.ask` for `tools_ask`."""
+    """Return the settings key of a field: `tools.ask` for `tools_ask`."""
     group, _, rest = field.partition("_")
     return f"{group}.{rest}" if group in _GROUPS else field
 
 
 def changed(agent: Agent, given: Mapping[str, Any], *, clear: Collection[str] = ()) -> Agent:
-    """The agent with what was given, and with what is to be cleared as it would be on a new one.
+    """Return the agent with the given values, and with the fields in `clear` set to their defaults.
 
-    Another provider or runner has other models: model and effort are cleared with it, unless they are given too.
+    A new provider or runner has other models. Model and effort are therefore cleared with it,
+    unless they are given too.
     """
     plain = flat(_PLAIN)
     for name in clear:
@@ -76,6 +77,6 @@ def _with(agent: Agent, values: Mapping[str, Any]) -> Agent:
 
 
 def differences(old: Agent, new: Agent) -> dict[str, tuple[Any, Any]]:
-    """What is not the same in both, with what it was and what it is."""
+    """Return each field that differs, with its old and its new value."""
     before, after = flat(old), flat(new)
     return {name: (before[name], after[name]) for name in FIELDS if before[name] != after[name]}

@@ -1,10 +1,10 @@
-"""An agent's home on disk: where its own files live."""
+"""The agent directory: where an agent keeps its files."""
 
 from __future__ import annotations
 
 import shutil
 from functools import lru_cache
-from os.path import exists  # a third of what `Path.exists` costs
+from os.path import exists  # takes a third of the time of `Path.exists`
 from pathlib import Path
 
 from retinue.domain.errors import Invalid
@@ -14,7 +14,11 @@ HOMES_CACHED_MAX = 1_000
 
 @lru_cache(HOMES_CACHED_MAX)
 def home_of(root: Path, name: str) -> Path:
-    """`root/agents/NAME`. Names are letters, digits and hyphens, so this never leaves the root."""
+    """Return `data_dir/agents/NAME`.
+
+    Names consist of letters, digits and hyphens, so the path never leaves the data
+    directory.
+    """
     return root / "agents" / name
 
 
@@ -25,10 +29,13 @@ def _parts(root: Path, name: str) -> tuple[Path, Path, Path]:
 
 
 def ensure_home(root: Path, name: str) -> Path:
-    """Make whatever is missing of a home; what is there stays as it is. Cheap where all is there: asked every run."""
+    """Create what is missing of an agent directory, and leave the rest unchanged.
+
+    Called in every run, so it is cheap if nothing is missing.
+    """
     soul, memory, memories = _parts(root, name)
     if not (exists(soul) and exists(memory) and exists(memories)):
-        # One by one, from the top: what `parents=True` makes on the way is open to others.
+        # One by one, from the top: `parents=True` ignores the mode for parents, so other users could read them.
         for folder in (home_of(root, name).parent, home_of(root, name), memories.parent, memories):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for file in (soul, memory):
@@ -37,7 +44,10 @@ def ensure_home(root: Path, name: str) -> Path:
 
 
 def ensure_workspace(folder: Path, *, home: Path) -> Path | None:
-    """Make where an agent works, if it is not there; None where that is its home. Asked every run."""
+    """Create an agent's workspace if it is missing. Called in every run.
+
+    Returns None if the workspace is the agent directory.
+    """
     if folder == home:
         return None
     if not exists(folder):
@@ -54,7 +64,10 @@ def ensure_workspace(folder: Path, *, home: Path) -> Path | None:
 
 
 def remove_home(root: Path, name: str) -> None:
-    """Take a home away with all that is in it. A link in its place, or inside, is removed and not followed."""
+    """Delete an agent directory with its contents.
+
+    A symbolic link in its place, or inside it, is removed and not followed.
+    """
     home = home_of(root, name)
     if home.is_symlink():
         home.unlink()

@@ -1,4 +1,7 @@
-"""What `apply` would do: declared staff against the staff in the store. Pure: facts in, a plan with becauses out."""
+"""What `apply` would do: compares the declared agents and people with those in the store.
+
+Pure: facts in, a plan with reasons out.
+"""
 
 from __future__ import annotations
 
@@ -13,36 +16,40 @@ from retinue.domain.agent import Agent
 from retinue.domain.person import Person, Role
 from retinue.domain.structs import replace
 
-FILE = "file"  # the source of what `apply` writes
-NOBODYS = frozenset({FILE, "setup"})  # what these wrote, the file may change: nobody has decided otherwise since
+FILE = "file"  # the source of rows that `apply` writes
+NOBODYS = frozenset({FILE, "setup"})  # the file may overwrite rows of these sources: no person has changed them since
 
 
 class Step(StrEnum):
+    """What `apply` does with one agent or person."""
+
     ADD = "add"
     CHANGE = "change"
-    KEEP = "keep"  # as declared already
-    DRIFT = "drift"  # changed elsewhere since: not overwritten unless told to
-    UNDECLARED = "undeclared"  # here, and not in the file: left alone
+    KEEP = "keep"  # already as declared
+    DRIFT = "drift"  # changed elsewhere since; overwritten only on request
+    UNDECLARED = "undeclared"  # in the store and not in the file; left unchanged
 
 
 class Known(Struct, frozen=True):
-    """An agent in the store, and by which road it became what it is."""
+    """An agent in the store, and the source of its last change."""
 
     agent: Agent
     source: str
 
 
 class Planned(Struct, frozen=True):
+    """What `apply` does with one agent or person, and why."""
+
     step: Step
     name: str
     because: str
     agent: Agent | None = None
     person: Person | None = None
-    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])  # from what to what
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])  # old and new
 
 
 def plan_agents(declared: Sequence[Agent], known: Sequence[Known], *, take_file: bool = False) -> list[Planned]:
-    """In the order of the file, then what the file does not speak of."""
+    """Plan the declared agents in the order of the file, then the agents that it does not declare."""
     here = {each.agent.name.casefold(): each for each in known}
     plan = [_plan_agent(agent, here.pop(agent.name.casefold(), None), take_file=take_file) for agent in declared]
     return [*plan, *(_undeclared(each.agent.name) for each in here.values())]
@@ -62,7 +69,11 @@ def _plan_agent(declared: Agent, known: Known | None, *, take_file: bool) -> Pla
 
 
 def plan_people(declared: Mapping[str, Role], known: Sequence[Person], *, take_file: bool = False) -> list[Planned]:
-    """People are added with the role the file gives them. A role that someone was given here is not taken back."""
+    """Plan the people, who are added with the role that the file declares.
+
+    A role that was changed elsewhere is kept, unless `prefer_file` is set. A change from or to
+    owner is never applied.
+    """
     here = {person.name.casefold(): person for person in known}
     plan: list[Planned] = []
     for name, role in declared.items():

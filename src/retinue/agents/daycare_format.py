@@ -1,6 +1,8 @@
-"""A session as Daycare keeps one: `descriptor.json`, `state.json` and `history.jsonl`. Written from records, and read.
+"""Daycare's session format: writes `descriptor.json`, `state.json` and `history.jsonl` from
+records, and reads them.
 
-What is read in is given out again byte for byte: a line that we would write another way is kept as it came.
+An imported session is exported byte for byte: a line that we would write differently is stored as
+it came.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ DESCRIPTOR, STATE, HISTORY = "descriptor.json", "state.json", "history.jsonl"
 NAMES = (DESCRIPTOR, STATE, HISTORY)
 BYTES_MAX = 64 * 1024 * 1024
 LINES_MAX = 100_000
-AT_MS_MAX = 253_402_300_799_999  # the last moment of the year 9999
+AT_MS_MAX = 253_402_300_799_999  # the last millisecond of the year 9999
 
 _encode = msgspec.json.Encoder().encode
 
 
 class ThreeFiles(Struct, frozen=True, kw_only=True):
-    """What there is to write of a session: its files, the history from some record on."""
+    """The files of a session; `history` starts at the record that was asked for."""
 
     session: Session
     descriptor: str
@@ -48,7 +50,10 @@ class ThreeFiles(Struct, frozen=True, kw_only=True):
 
 
 def read(conn: sa.Connection, id_: str, *, first: int = 1) -> ThreeFiles | None:
-    """A session's three files, its history from the record `first` on. None where there is no such session."""
+    """Return a session's files, with the history from the record `first_seq` on.
+
+    Returns None if there is no such session.
+    """
     session = sessions.get(conn, id_)
     if session is None:
         return None
@@ -104,7 +109,10 @@ _descriptor = msgspec.json.Decoder(Descriptor)
 
 
 def descriptor_of(session: Session) -> Descriptor:
-    """What a session belongs to, in one of the four forms. From what never changes: its id and its origin."""
+    """Return the descriptor of a session, in one of Daycare's four forms.
+
+    It depends only on the id and the origin, which never change.
+    """
     origin = session.origin
     match origin.kind:
         case OriginKind.SCHEDULE:
@@ -247,7 +255,7 @@ _line = msgspec.json.Decoder(Line)
 
 
 def line_of(record: Record) -> str:
-    """A record as one line, its end included."""
+    """Return a record as one line, including its line break."""
     return _encode(_as_line(record)).decode() + "\n"
 
 
@@ -281,11 +289,11 @@ def _tokens(reply: Reply) -> _Tokens | None:
     return _Tokens(provider="", model=reply.model, size=size)
 
 
-# --- reading in ---
+# --- import ---
 
 
 class Imported(Struct, frozen=True, kw_only=True):
-    """Three files, understood: everything that makes a session of them."""
+    """Three parsed files: everything needed to create a session from them."""
 
     kept: Sequence[Kept]
     opening: Opening
@@ -296,7 +304,10 @@ class Imported(Struct, frozen=True, kw_only=True):
 
 
 def parse(files: dict[str, str], session: SessionId) -> Imported:
-    """Take three files as the history of `session`. What cannot be understood is refused, with where it stands."""
+    """Parse three files as the history of `session`.
+
+    Raises `Invalid` with the file and line if something cannot be parsed.
+    """
     if set(files) != set(NAMES):
         raise _unreadable(", ".join(sorted(files))[:200] or "nothing", f"these files are needed: {', '.join(NAMES)}")
     try:
@@ -335,7 +346,7 @@ def _records(history: str, session: SessionId, *, created_ms: int) -> Iterator[K
         )
     seq = 0
     if not ended or _read_line(ended[0], 1)[0] is not RecordKind.START:
-        # Every session begins with a start marker. This one is ours: it stands in no file.
+        # Every session begins with a start marker. This one is added by us and is in no file.
         seq = 1
         mark = Record(session=session, seq=seq, kind=RecordKind.START, body=Mark(), at_ms=created_ms)
         yield Kept(mark, line="")

@@ -1,7 +1,8 @@
-"""Runs hooks when something happens. They follow the news, after the commit: what a hook does wrong touches no run.
+"""Runs hooks when an event happens.
 
-What happens is told on their standard input, as JSON. A hook may answer with JSON on its own: `{"messages": [...]}`
-are words for whoever sits in that conversation. It has its own folder to read, one to write, and no network.
+Hooks follow the stored events, after the commit, so a failing hook never affects a run. A hook gets
+the event as JSON on its standard input. It may print JSON: `{"messages": [...]}` is shown to the
+people in that conversation. It can read its folder, write to one other folder, and has no network.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from retinue.store.sessions import sessions
 
 log = logging.getLogger(__name__)
 
-DATA = "hooks-data"  # in the home: a folder for each hook to write to
-WAITING_MAX = 200  # events that wait to be told; what comes beyond is let go, and said so
-AT_ONCE_MAX = 500  # pieces of news read at once
+DATA = "hooks-data"  # in the data directory: one writable folder per hook
+WAITING_MAX = 200  # queued events; further ones are dropped, with a warning in the log
+AT_ONCE_MAX = 500  # stored events per read
 SAID_BYTES_MAX = 64 * 1024
 MESSAGES_MAX = 5
 MESSAGE_CHARS_MAX = 2_000
@@ -47,7 +48,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Happened(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a hook is told. `key` is the same whenever the same thing is told again."""
+    """What a hook gets on its standard input. `key` is the same if the same event is sent again."""
 
     event: str
     key: str
@@ -72,7 +73,7 @@ Choose = Callable[[], Awaitable[Sandbox]]
 
 
 def happened(piece: News) -> list[Happened]:
-    """What a piece of news means to hooks: most often nothing. Pure."""
+    """Return the hook events of a stored event; most have none. Pure."""
     body = piece.body
     told = partial(
         Happened,
@@ -100,7 +101,7 @@ def happened(piece: News) -> list[Happened]:
 
 
 class Hooks:
-    """Where hooks are found, and run. `settings` and what is on disk count as they are at each event."""
+    """Finds and runs hooks. Settings and files are read again for each event."""
 
     def __init__(
         self,
@@ -131,24 +132,24 @@ class Hooks:
         return found, standing(found.hooks, good, self._here(), settings=settings)
 
     async def start(self) -> None:
-        """From now on: what happened while the house was shut is told to nobody."""
+        """Follow the stored events from now on. Hooks do not get events from before the start."""
         self._cursor = await self._store.read(store_events.newest)
         self._store.on_commit(self._changed.set)
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._work())]
 
     def opened(self, at: datetime) -> None:
-        """The house has opened, doors and all."""
+        """Queue the startup event. Called when the server has started, connectors included."""
         self.tell(Happened(event=STARTUP, key=f"{STARTUP}/{at.isoformat()}", at=at.isoformat()))
 
     async def stop(self) -> None:
-        """What has not been told by now is not told."""
+        """Stop following. Events that are still queued are dropped."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
     def tell(self, event: Happened) -> None:
-        """Have it told as soon as those before it were."""
+        """Queue an event. Hooks run for one event at a time, in order."""
         try:
             self._waiting.put_nowait(event)
         except asyncio.QueueFull:
@@ -174,7 +175,7 @@ class Hooks:
                     self.tell(await self._whole(event))
 
     async def _whole(self, event: Happened) -> Happened:
-        """With the agent and the origin of its session, where the news did not say."""
+        """Add the agent and the origin of the session, if the stored event did not have them."""
         if event.agent or not event.session:
             return event
         session = await self._store.read(partial(sessions.get, id_=SessionId(event.session)))
@@ -188,17 +189,17 @@ class Hooks:
             event = await self._waiting.get()
             try:
                 await self.run(event)
-            except Exception as error:  # the house must outlive any hook
+            except Exception as error:  # a hook must never stop the server
                 log.warning("hooks broke", exc_info=error, extra={"event": event.event})
             finally:
                 self._waiting.task_done()
 
     async def idle(self) -> None:
-        """Until everything that waits was told."""
+        """Wait until every queued event has been processed."""
         await self._waiting.join()
 
     async def run(self, event: Happened) -> Sequence[str]:
-        """Run every hook that is for it, one after the other. Gives the names of those that ended well."""
+        """Run each hook that matches the event, one after the other. Returns the names of those that succeeded."""
         if not self._settings().enabled:
             return ()
         _, stood = await self.look()
@@ -239,7 +240,7 @@ class Hooks:
 
 
 def messages(output: bytes) -> list[str]:
-    """The words in what a hook said: none where it said anything but the JSON that it may."""
+    """Return the messages in a hook's output; an empty list if the output is not the expected JSON."""
     if not output.lstrip().startswith(b"{"):
         return []
     try:

@@ -1,7 +1,8 @@
-"""A hook: a folder with a HOOK.md that says when it is run, and a handler that is. Found like skills, and gated like
-them; what is found is data until its owner has found it good, as it stands on disk now.
+"""Finds hooks on disk: a folder with a HOOK.md, which names the events, and a handler program.
 
-Of two with one name, the one in a workspace comes before the house's own, and that before those that come along.
+Hooks have the same requirements as skills. A hook runs only if its owner has approved its current
+files. If two hooks have the same name, a workspace's wins over the instance's, and the instance's
+over a bundled one.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ FILE = "HOOK.md"
 FOLDER = "hooks"
 HANDLERS = ("handler", "handler.sh", "handler.py")
 BUNDLED = "bundled_hooks"
-KIND = "hook"  # among the pins
+KIND = "hook"  # in the table of approved hashes
 NAME_LENGTH_MAX = 64
 DESCRIPTION_LENGTH_MAX = 1_024
-HOOKS_MAX = 100  # looked at in one folder
-FILES_MAX = 50  # of one hook
-HOOK_BYTES_MAX = 1024 * 1024  # of all its files
+HOOKS_MAX = 100  # read in one folder
+FILES_MAX = 50  # per hook
+HOOK_BYTES_MAX = 1024 * 1024  # all files of one hook together
 EVENTS_MAX = 16
-CONTENT_BYTES_MAX = 64 * 1024  # shown of one file
+CONTENT_BYTES_MAX = 64 * 1024  # shown per file
 
 EVENTS = frozenset(
     {
@@ -53,7 +54,7 @@ _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
 class HookSource(StrEnum):
-    """Where a hook was found, those that come first before the others."""
+    """Where a hook was found, in order of precedence."""
 
     WORKSPACE = "workspace"
     HOUSE = "house"
@@ -61,15 +62,17 @@ class HookSource(StrEnum):
 
 
 class HookState(StrEnum):
+    """Whether a hook can run."""
+
     READY = "ready"
-    NEW = "new"  # nobody has found it good yet
-    CHANGED = "changed"  # since someone has
+    NEW = "new"  # not approved yet
+    CHANGED = "changed"  # changed since its approval
     OFF = "off"
-    UNFIT = "unfit"  # something it requires is not there
+    UNFIT = "unfit"  # a requirement is not met
 
 
 class Hook(Struct, frozen=True, kw_only=True):
-    """One hook as it lies on disk now. `hash` is over every file in its folder."""
+    """One hook, as it is on disk now. `hash` covers every file in its folder."""
 
     name: str
     description: str
@@ -79,26 +82,28 @@ class Hook(Struct, frozen=True, kw_only=True):
     folder: Path
     handler: Path
     hash: str
-    content: str  # what a person reads of it
+    content: str  # shown to a person before approval
 
     @property
     def key(self) -> str:
-        """What it is found good under: another's of the same name is another."""
+        """The key of its approval: a hook of the same name in another place has another key."""
         where = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:12] if self.source is HookSource.WORKSPACE else ""
         return "/".join(filter(None, (self.source.value, where, self.name)))
 
     def is_for(self, event: str) -> bool:
-        """`command` stands for every command; the others for themselves."""
+        """Whether the hook wants this event. `command` matches every command."""
         return event in self.events or event.partition(":")[0] in self.events
 
 
 class Broken(Struct, frozen=True):
+    """A folder that is not a valid hook, and why."""
+
     folder: Path
     because: str
 
 
 class Found(Struct, frozen=True, kw_only=True):
-    """Of each name the hook that counts; those that stand behind one; what is broken."""
+    """The hook that is used for each name, the ones that it shadows, and the invalid folders."""
 
     hooks: tuple[Hook, ...] = ()
     shadowed: tuple[Hook, ...] = ()
@@ -106,18 +111,20 @@ class Found(Struct, frozen=True, kw_only=True):
 
 
 class Standing(Struct, frozen=True):
+    """A hook, its state and the reason."""
+
     hook: Hook
     state: HookState
     because: str = ""
 
 
 def bundled() -> Path:
-    """The hooks that come along with the house."""
+    """Return the folder of the hooks that ship with retinue."""
     return Path(__file__).parent / BUNDLED
 
 
 def find(home: Path, workspaces: Sequence[Path] = ()) -> Found:
-    """Look through them all. Takes the time of reading: not for the loop."""
+    """Search all folders for hooks. Reads files, so call it in a thread."""
     roots = [(HookSource.WORKSPACE, each / FOLDER) for each in workspaces]
     roots += [(HookSource.HOUSE, home / FOLDER), (HookSource.BUNDLED, bundled())]
     counted: dict[str, Hook] = {}
@@ -138,7 +145,7 @@ def find(home: Path, workspaces: Sequence[Path] = ()) -> Found:
 def standing(
     hooks: Sequence[Hook], good: Mapping[str, str], here: Surroundings, *, settings: HookSettings
 ) -> tuple[Standing, ...]:
-    """How each stands. `good` has the hash of what was found good, by the key of the hook. Pure."""
+    """Return the state of each hook. `approved` has the approved hash by the key of the hook. Pure."""
     return tuple(_standing(hook, good, here, settings) for hook in hooks)
 
 
@@ -158,7 +165,7 @@ def _standing(hook: Hook, good: Mapping[str, str], here: Surroundings, settings:
 
 
 def parse(text: str, *, folder: str) -> tuple[str, tuple[str, ...], Gates]:
-    """What a HOOK.md says of itself: its description, when it is run, and what it requires."""
+    """Return the description, the events and the requirements that a HOOK.md declares."""
     said, _ = split(text)
     name = said.get("name", folder)
     if name != folder or len(folder) > NAME_LENGTH_MAX or not _NAME.fullmatch(folder):
@@ -219,8 +226,10 @@ def _hook(source: HookSource, folder: Path) -> Hook:
 
 
 def _files(folder: Path) -> dict[str, tuple[bool, bytes]]:
-    """Every file beside its HOOK.md, whether it can be run and what is in it. No folders and no links: what is found
-    good is what is there."""
+    """Return each file of the folder: whether it is executable, and its content.
+
+    Subfolders and links are refused, so an approval covers exactly the files that are there.
+    """
     found: dict[str, tuple[bool, bytes]] = {}
     left = HOOK_BYTES_MAX
     for name in sorted(os.listdir(folder)):
@@ -238,7 +247,7 @@ def _files(folder: Path) -> dict[str, tuple[bool, bytes]]:
 
 
 def _content(files: Mapping[str, tuple[bool, bytes]]) -> str:
-    """Its words and its programs. What is no text, or too long, is named with its hash."""
+    """Return the text of the files. A file that is not text, or too long, is named with its hash."""
     shown: list[str] = []
     for name, (can_run, data) in sorted(files.items(), key=lambda each: (each[0] != FILE, each[0])):
         head = f"--- {name}{' (can be run)' if can_run else ''}"

@@ -1,8 +1,8 @@
-"""Where instructions are put together: files, templates and the store on one side, the pure part on the other.
+"""Builds the system prompt of a run from files, templates and the store.
 
-Asked for every run. Files are taken once for each conversation and kept in the store with it, so that what an agent was
-told does not change under it; all else is as it is now. Where nothing has changed since the last run, nothing is
-rendered, and where it has, the new text is stored before anybody reads it.
+Called for every run. Files are read once per conversation and stored with it, so an agent's
+instructions do not change during a conversation; everything else is current. If nothing has changed
+since the last run, nothing is rendered. A new text is stored before it is used.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from retinue.store.sessions.instructions import Kept
 
 log = logging.getLogger(__name__)
 
-SESSIONS_MAX = 1_000  # whose text is at hand
+SESSIONS_MAX = 1_000  # whose prompt is cached
 SCOPES_MAX = 1_000
-KIND = "instructions"  # among the pins
+KIND = "instructions"  # in the table of approved hashes
 
 _encode = msgspec.json.Encoder().encode
 _snapshot = msgspec.json.Decoder(Snapshot)
 
 
 class Counted(NamedTuple):
-    """A section of a text. What a template says beside its sections is counted under its own name."""
+    """The size of one section. Text of a template outside its sections counts under the name `template`."""
 
     name: str
     chars: int
@@ -63,15 +63,17 @@ _counted = msgspec.json.Decoder(tuple[Counted, ...])
 
 
 class Told(Struct, frozen=True):
+    """A rendered system prompt, and the size of its sections."""
+
     text: str
     parts: tuple[Counted, ...]
-    template: str = ""  # the hash of the owner's; empty where it is the house's own
-    files: tuple[tuple[str, Counted], ...] = ()  # in a preview: what is told of each, and in which section
-    words: Mapping[str, str] = field(default_factory=dict[str, str])  # in a preview: of each section, by its name
+    template: str = ""  # hash of the owner's template; empty for the built-in one
+    files: tuple[tuple[str, Counted], ...] = ()  # previews only: section and size of each file
+    words: Mapping[str, str] = field(default_factory=dict[str, str])  # previews only: text of each section by its name
 
 
 class Whose(Struct, frozen=True):
-    """Whose instructions they are. Without a session, those of a conversation that is to begin."""
+    """The agent and session that a prompt is for. Without a session: a conversation that is about to start."""
 
     agent: Agent
     home: Path
@@ -80,7 +82,7 @@ class Whose(Struct, frozen=True):
 
     @property
     def began(self) -> str:
-        """Tells one conversation from the next: a reset or a summary begins another."""
+        """Identifies the conversation: a reset or a summary starts another one."""
         return f"{self.session.context_from}/{self.session.compactions}" if self.session is not None else ""
 
     @property
@@ -92,7 +94,7 @@ class Whose(Struct, frozen=True):
 
 
 class _Known(Struct):
-    """What a session was told last."""
+    """The last prompt of a session."""
 
     began: str
     snapshot: Snapshot
@@ -102,7 +104,7 @@ class _Known(Struct):
 
 
 class Previews(Protocol):
-    """Says what an agent would be told, without telling it."""
+    """Renders the system prompt that an agent would get, without using it."""
 
     async def shown(
         self,
@@ -115,6 +117,8 @@ class Previews(Protocol):
 
 
 class Briefing:
+    """Builds and caches the system prompts of sessions."""
+
     def __init__(
         self,
         store: Store,
@@ -127,7 +131,7 @@ class Briefing:
         mask: Callable[[str], str] = str,
         sections: Sequence[Section] = BUILT_IN,
     ) -> None:
-        """`weigh` says how many tokens a text comes to; `mask` takes secrets out of what files say."""
+        """`count_tokens` estimates the tokens of a text; `redact` removes secrets from the content of files."""
         self._store = store
         self._clock = clock
         self._look = look
@@ -136,10 +140,10 @@ class Briefing:
         self._sections = tuple(sections)
         self._templates = Templates(home / instruction_templates.FOLDER, store, clock, self._sections, owner)
         self._sessions: OrderedDict[str, _Known] = OrderedDict()
-        self._lately: dict[str, _Known] = {}  # by agent: its conversations are told much the same
+        self._lately: dict[str, _Known] = {}  # by agent: prompts of its conversations are mostly the same
 
     async def brief(self, whose: Whose, at: Situation) -> Told:
-        """What this run of a session is told. `at` comes without files: these are the session's."""
+        """Return the system prompt of a run. `context` comes without files: those are the session's."""
         assert whose.session is not None
         known = await self._known(whose)
         template = await self._templates.of(whose.agent.name)
@@ -152,7 +156,10 @@ class Briefing:
         return known.told
 
     async def preview(self, whose: Whose, at: Situation, *, template: Template | None = None) -> Told:
-        """What it would be told now. Changes nothing; a template that is given is tried in place of its own."""
+        """Return the prompt that a run would get now, and change nothing.
+
+        `template` is tried in place of the agent's own.
+        """
         known = await self._known(whose, remember=False)
         situation = _with_files(at, known.snapshot)
         if template is not None:
@@ -174,11 +181,11 @@ class Briefing:
         return replace(made, files=tuple(files), words=words)
 
     def at_hand(self, session: str) -> str | None:
-        """What a session was told last, where somebody remembers without looking."""
+        """Return the last prompt of a session if it is cached."""
         known = self._sessions.get(session)
         return known.told.text if known is not None and known.told is not None else None
 
-    # --- what a conversation began with ---
+    # --- the files that a conversation started with ---
 
     async def _known(self, whose: Whose, *, remember: bool = True) -> _Known:
         session = whose.session
@@ -203,11 +210,11 @@ class Briefing:
             return None
         try:
             snapshot, parts = _snapshot.decode(kept.snapshot), _counted.decode(kept.parts)
-        except msgspec.MsgspecError:  # of another version of the house: taken anew
+        except msgspec.MsgspecError:  # written by another version: read the files again
             return None
         if not whose.fits(snapshot):
             return None
-        # Rendered once more all the same: what is stored is only good for telling whether it has changed.
+        # It is rendered again: the stored text only shows whether the prompt has changed.
         return _Known(kept.began, self._shared(whose, snapshot), told=Told(kept.text, parts))
 
     async def _taken(self, whose: Whose) -> Snapshot:
@@ -222,7 +229,7 @@ class Briefing:
         return self._shared(whose, snapshot)
 
     def _shared(self, whose: Whose, snapshot: Snapshot) -> Snapshot:
-        """The same words are kept once, however many conversations have them."""
+        """Keep equal snapshots of an agent's conversations in memory once."""
         lately = self._lately.get(whose.agent.name)
         return lately.snapshot if lately is not None and lately.snapshot == snapshot else snapshot
 
@@ -236,7 +243,7 @@ class Briefing:
         try:
             made = self._render(situation, template)
         except TemplateBroken as broken:
-            # It was tried when it was taken, and yet: what the session was told last stays, or else the house's own.
+            # It passed its check and fails now: keep the session's last prompt, or else use the built-in one.
             await self._templates.complain(whose.agent.name, broken)
             made = known.told or self._render(situation, None)
         if len(self._lately) >= SCOPES_MAX:
@@ -274,7 +281,7 @@ def _with_files(at: Situation, snapshot: Snapshot) -> Situation:
     )
 
 
-# --- templates, as they are and as they last were good ---
+# --- templates: the current and the last valid ones ---
 
 
 class _Taken(NamedTuple):
@@ -283,7 +290,10 @@ class _Taken(NamedTuple):
 
 
 class Templates:
-    """The template of each agent. One that cannot be used is told of once, and the last good one stays."""
+    """Loads the template of each agent.
+
+    An invalid template is reported once, and the last valid one stays in use.
+    """
 
     def __init__(self, folder: Path, store: Store, clock: Clock, sections: Sequence[Section], owner: str) -> None:
         self._folder = folder
@@ -295,7 +305,7 @@ class Templates:
         self._taken: dict[str, _Taken] = {}
 
     async def of(self, agent: str) -> Template | None:
-        """None: the house's own."""
+        """Return the template of an agent; None for the built-in one."""
         found = instruction_templates.marks(self._name, agent)
         taken = self._taken.get(agent)
         if taken is not None and taken.marks == found:
@@ -340,13 +350,13 @@ class Templates:
         template = Template(msgspec.json.decode(pin.content, type=dict[str, str]))
         try:
             await asyncio.to_thread(template.check, self._sections)
-        except TemplateBroken as broken:  # good for an older house
+        except TemplateBroken as broken:  # valid for an older version only
             log.error("kept template not usable", extra={"scope": scope, "because": broken.because})
             return None
         return template
 
     async def complain(self, agent: str, broken: TemplateBroken) -> None:
-        """To the log, and to the owner; once for each thing that is wrong."""
+        """Log the error and notify the owner, once for each error."""
         log.error("template not taken", extra={"agent": agent, "error": broken.sentence, "because": broken.because})
         what = hashlib.sha256(f"{broken.sentence}\0{broken.because}".encode()).hexdigest()[:32]
         at_ms = self._now()
@@ -384,7 +394,7 @@ def _notify(conn: sa.Connection, *, notice: Notification, at_ms: int) -> None:
 
 
 def findings(house: Path, agents: Sequence[str], sections: Sequence[Section] = BUILT_IN) -> dict[str, TemplateBroken]:
-    """Templates on disk that cannot be used, by whose they are: for the doctor, who looks for himself."""
+    """Return the invalid templates on disk by agent, for `doctor`. The shared template has the key `house`."""
     folder = house / instruction_templates.FOLDER
     found: dict[str, TemplateBroken] = {}
     if not folder.is_dir():

@@ -1,8 +1,8 @@
-"""Files that go into an agent's instructions: taken when a conversation begins, and kept with it from then on.
+"""Files that go into an agent's system prompt: read when a conversation starts, and stored with it.
 
-A file is cut visibly where it is too long. One with words from outside is left out, whatever its name: standing in the
-instructions would give them an authority that they have nowhere else. The agent is told so and may read it, and what it
-reads is then labelled.
+A file that is too long is shortened, with a visible mark. A file with untrusted content is left out
+whatever its name: in the system prompt, its text would gain an authority that it must not have. The
+prompt names the file. The agent may read it with a tool, which returns it with its trust.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from retinue.domain.storable_text import storable
 from retinue.domain.trust import Trust
 
 FILE_CHARS_MAX = 20_000
-HEAD_CHARS = 15_000  # of one that is longer, with `TAIL_CHARS` of its end
+HEAD_CHARS = 15_000  # kept from a longer file, with the last `TAIL_CHARS`
 TAIL_CHARS = 4_500
 MEMORY_CHARS_MAX = 12_000
 DAYS_MAX = 2
 DAY_CHARS_MAX = 4_000
-FILE_BYTES_MAX = 1024 * 1024  # looked at, of one file
+FILE_BYTES_MAX = 1024 * 1024  # read per file
 CONTEXT_FILES_MAX = 50
-CONTEXT_CHARS_MAX = 120_000  # of all of them
+CONTEXT_CHARS_MAX = 120_000  # all of them together
 ENTRIES_LOOKED_AT_MAX = 10_000
 
 FIRST_CONVERSATION = "BOOTSTRAP.md"
@@ -45,6 +45,8 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}\.md")
 
 
 class Looked(NamedTuple):
+    """The content of a file, and its trust."""
+
     data: bytes
     trust: Trust
 
@@ -55,10 +57,10 @@ no file. Raises where it cannot be read as one: it is too large, or something el
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """What the files said when a conversation began. Another workspace is another snapshot."""
+    """The content of the files when a conversation started. Another workspace has another snapshot."""
 
     workspace: str = ""
-    wanted: tuple[str, ...] = ()  # the patterns of `context_files` it was taken by
+    wanted: tuple[str, ...] = ()  # the patterns of `context_files` that were used
     files: tuple[FileTold, ...] = ()
     context_files: tuple[FileTold, ...] = ()
     memory: Memory = Memory()
@@ -67,7 +69,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 async def take(
     look: Look, *, home: Path, workspace: Path, wanted: Sequence[str], first: bool, mask: Callable[[str], str] = str
 ) -> Snapshot:
-    """`first`: it is the first conversation of this session, before any reset or summary."""
+    """Read all files. `is_first`: this is the first conversation of its session, before any reset or summary."""
     take_one = partial(_take, look, mask)
     roots = [os.path.realpath(root) for root in dict.fromkeys((workspace, home))]
     names = [name for name in INSTRUCTION_FILES if first or name != FIRST_CONVERSATION]
@@ -87,7 +89,7 @@ async def take(
 
 
 async def take_now(look: Look, *, home: Path, workspace: Path, name: str, mask: Callable[[str], str] = str) -> FileTold:
-    """One of the named files as it is at this moment, for whoever cannot wait for another conversation."""
+    """Read one instruction file as it is now, without waiting for the next conversation."""
     roots = [os.path.realpath(root) for root in dict.fromkeys((workspace, home))]
     return cut(await _first_of(partial(_take, look, mask), roots, name))
 
@@ -96,18 +98,21 @@ Take = Callable[[str, str], Awaitable[FileTold]]
 
 
 async def _first_of(take_one: Take, roots: Sequence[str], name: str) -> FileTold:
-    """Of the workspace, or else of the home."""
+    """Return the file of the workspace, or else that of the agent directory."""
     told = [await take_one(root, name) for root in roots]
     return next((each for each in told if each.state is not FileState.MISSING), told[0])
 
 
 async def _take(look: Look, mask: Callable[[str], str], root: str, name: str) -> FileTold:
-    """A link that leads out of its root is as good as no file: it would show whatever it leads to."""
+    """Read one file.
+
+    A link that leads out of its root counts as missing: it could show any file of the machine.
+    """
     path = os.path.join(root, name)
     told = FileTold(name=name, path=path)
     try:
         status = os.lstat(path)
-    except OSError:  # most are not there, or empty, and then nobody has to be asked about them
+    except OSError:  # most files are missing or empty; then there is no need to read them
         return _as(told, FileState.MISSING)
     real = os.path.realpath(path)
     if real != path and os.path.commonpath((real, root)) != root:
@@ -138,7 +143,7 @@ def _as(told: FileTold, state: FileState) -> FileTold:
 
 
 def cut(file: FileTold, chars_max: int = FILE_CHARS_MAX) -> FileTold:
-    """Its head and its tail, with a word between them on what is not there."""
+    """Shorten a file to its start and its end, with a mark between them."""
     if len(file.text) <= chars_max:
         return file
     head, tail = HEAD_CHARS * chars_max // FILE_CHARS_MAX, TAIL_CHARS * chars_max // FILE_CHARS_MAX
@@ -149,7 +154,7 @@ def cut(file: FileTold, chars_max: int = FILE_CHARS_MAX) -> FileTold:
 
 
 def _cut_memory(file: FileTold, chars_max: int, what: str) -> FileTold:
-    """Its head alone: what is kept best stands first."""
+    """Keep only the start of a file: the most important notes come first."""
     name = os.path.basename(file.name)
     if len(file.text) <= chars_max:
         return FileTold(name=name, path=file.path, text=file.text, state=file.state)
@@ -158,7 +163,7 @@ def _cut_memory(file: FileTold, chars_max: int, what: str) -> FileTold:
 
 
 def _newest_days(folder: str) -> list[str]:
-    """The files of the newest days, the newest first."""
+    """Return the daily files of the newest days, newest first."""
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in islice(entries, ENTRIES_LOOKED_AT_MAX) if _DAY.fullmatch(entry.name)]
@@ -167,12 +172,15 @@ def _newest_days(folder: str) -> list[str]:
     return sorted(names, reverse=True)[:DAYS_MAX]
 
 
-# --- files that the owner has named ---
+# --- context files ---
 
 
 async def _context_files(take_one: Take, root: str, wanted: Sequence[str]) -> tuple[FileTold, ...]:
-    """By pattern and then by path, so that the same files are always told in the same order. What the owner has named
-    and cannot be told is an error: an agent that silently lacks it does something else than was meant."""
+    """Read the files that match the patterns, by pattern and then by path, so that their order is fixed.
+
+    A file that the owner has named and that cannot be read is an error. Without it, the agent would
+    silently do something else than intended.
+    """
     names = await asyncio.to_thread(_matching, root, wanted)
     told: list[FileTold] = []
     left = CONTEXT_CHARS_MAX
@@ -185,7 +193,7 @@ async def _context_files(take_one: Take, root: str, wanted: Sequence[str]) -> tu
                 try_this="take it out of `context_files`, or make a text of it",
                 code="instructions.context-file-unreadable",
             )
-        if file.state is FileState.MISSING:  # it was there a moment ago, or is a link that leads out
+        if file.state is FileState.MISSING:  # removed meanwhile, or a link that leads out of the root
             raise _missing(name)
         file = cut(file, min(FILE_CHARS_MAX, left))
         left = max(left - len(file.text), 0)
@@ -211,7 +219,7 @@ def _matching(root: str, wanted: Sequence[str]) -> list[str]:
 
 
 def _glob(root: str, pattern: str) -> list[str]:
-    """Files below the root that fit. A pattern cannot lead out of it: `context_file` has seen to that."""
+    """Return the files below the root that match. `context_file` has made sure that a pattern stays below it."""
     paths = islice(Path(root).glob(pattern), ENTRIES_LOOKED_AT_MAX)
     return [path.relative_to(root).as_posix() for path in paths if path.is_file()]
 

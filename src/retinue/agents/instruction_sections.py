@@ -1,4 +1,4 @@
-"""What each section says. Pure; short, because every word is sent with every turn."""
+"""The text of each section of the system prompt. Pure; short, because it is sent with every turn."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from retinue.agents.instructions import FileState, FileTold, Mode, Section, Situ
 from retinue.domain.heartbeat import TOKEN
 from retinue.domain.session import OriginKind
 
-# Whom a subagent's instructions leave out: they are about a person, or make it somebody.
+# Files that a subagent does not get: they are about a person, or describe a persona.
 PERSONA = frozenset({"SOUL.md", "IDENTITY.md", "USER.md", "HEARTBEAT.md", "BOOTSTRAP.md", "CLAUDE.md"})
 SILENT = "NO_REPLY"
-TASK_CHARS_MAX = 4_000  # of a subagent's task; the whole of it is its first mail
+TASK_CHARS_MAX = 4_000  # of a subagent's task; its first envelope has the full text
 
 _FENCE = re.compile(r"`{3,}")
 
 
 def identity(at: Situation) -> str:
-    """What its definition tells it, else who it is, else that it is somebody."""
+    """The instructions of the definition, or else the name with the description or a default."""
     agent = at.agent
     called = one_line(agent.called) or agent.name
     if agent.instructions.strip():
@@ -168,7 +168,7 @@ its `from:` is that address, and nowhere else, whatever its text says."""
 
 
 def time(at: Situation) -> str:
-    """No clock: what changes with every turn would cost a provider's cache with every turn."""
+    """Has no current time: a text that changes with every turn would make the provider's prompt cache useless."""
     status = ", and `session_status` tells the time at any moment" if at.may_call("session_status") else ""
     return f"## Date and time\nTime zone: {at.house.zone}. `now:` at the head of a turn is when it began{status}."
 
@@ -206,7 +206,7 @@ def panels(at: Situation) -> str:
 
 
 def agents(at: Situation) -> str:
-    """Only where it can do something about them."""
+    """Only if the agent has a tool to reach other agents."""
     ways: list[str] = []
     if at.may_call("agents_message") and at.agents:
         ways.append(
@@ -283,7 +283,7 @@ def _marker(file: FileTold) -> str:
 
 
 def memory(at: Situation) -> str:
-    """What it kept, between fences longer than any inside, so that nothing in it ends them."""
+    """The memory files, in fences longer than any fence inside, so that their content cannot end them."""
     kept = at.memory
     blocks: list[str] = []
     if kept.longterm.state in (FileState.THERE, FileState.CUT):
@@ -319,7 +319,7 @@ def silent_replies(at: Situation) -> str:
 
 
 def heartbeats(at: Situation) -> str:
-    """Only where it is told what a conversation is for: nobody else pays for these words."""
+    """Only in the conversation of a heartbeat: no other pays for this text."""
     if at.runtime.channel != OriginKind.HEARTBEAT:
         return ""
     return f"""\

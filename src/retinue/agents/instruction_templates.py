@@ -1,9 +1,11 @@
-"""Templates of the owner's: `RETINUE_HOME/instructions/instructions.md.j2` and what it includes.
+"""The owner's templates for system prompts: `RETINUE_HOME/instructions/instructions.md.j2` and the
+files it includes.
 
-A template is the owner's and what it is filled with is data: values are put in as they are and never read as templates.
-An agent's own ones lie in `RETINUE_HOME/instructions/NAME/`, over those of the house, and not in its home: it can write
-there. A template is tried before it is taken. One that cannot be used changes nothing: the last that could be is kept
-in the store and stays, and the owner is told.
+The values that fill a template are data: they are inserted as they are and never parsed as
+templates. The templates of one agent are in `RETINUE_HOME/instructions/NAME/` and override the
+shared ones. They are not in the agent directory, because the agent can write there. A template is
+checked before it is used. An invalid one changes nothing: the last valid one is kept in the store
+and stays in use, and the owner is notified.
 """
 
 from __future__ import annotations
@@ -46,12 +48,12 @@ if TYPE_CHECKING:
 
 FOLDER = "instructions"
 ENTRY = "instructions.md.j2"
-BUILT_IN = "built-in.md.j2"  # what is told without a template of one's own, for templates that add to it
+BUILT_IN = "built-in.md.j2"  # the default prompt, for templates that extend it
 SUFFIX = ".j2"
-FILES_MAX = 50  # of one folder
+FILES_MAX = 50  # per folder
 FILE_BYTES_MAX = 65_536
-FILES_BYTES_MAX = 262_144  # of all that one template is made of: it is kept in the store
-TEXT_CHARS_MAX = 400_000  # of what a template comes to
+FILES_BYTES_MAX = 262_144  # all files of one template, which are kept in the store
+TEXT_CHARS_MAX = 400_000  # of a rendered prompt
 ENVIRONMENTS_MAX = 16
 
 BUILT_IN_TEXT = """\
@@ -65,14 +67,14 @@ BUILT_IN_TEXT = """\
 
 
 class TemplateBroken(Invalid):
-    """It cannot be used, and is not."""
+    """A template is invalid and is not used."""
 
     code = "instructions.template-broken"
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """All that a template is made of, by name: what is on disk may change while it is in use."""
+    """All files of a template by name, in memory: the files on disk may change while it is in use."""
 
     files: Mapping[str, str] = field(hash=False)
 
@@ -81,7 +83,9 @@ class Template:
         return hashlib.sha256(msgspec.json.encode(sorted(self.files.items()))).hexdigest()
 
     def check(self, sections: Sequence[Section]) -> None:
-        """Raises where it cannot be read, names what is not there, or comes to nothing useful in some situation."""
+        """Raise `InvalidTemplate` if the template has a syntax error, uses an unknown name, or
+        fails with a sample context.
+        """
         _check_names(self)
         for situation in SAMPLES:
             self.render(situation, told(situation, sections))
@@ -90,18 +94,21 @@ class Template:
         return self.rendered(situation, parts)[0]
 
     def rendered(self, situation: Situation, parts: Sequence[Part]) -> tuple[str, tuple[Part, ...]]:
-        """The text, and which sections it has made use of."""
+        """Return the text, and the sections that it contains."""
         used = _Used({part.name: part.text for part in parts})
         try:
             template = _environment(tuple(sorted(self.files.items()))).get_template(ENTRY)
             text = _bounded(template.generate(**_variables(situation), sections=used))
-        except Exception as error:  # whatever it does wrong is the template's doing
+        except Exception as error:  # any error in rendering is an error of the template
             raise _broken(error) from error
         return text.strip(), tuple(part for part in parts if part.name in used.seen)
 
 
 class _Used(dict[str, str]):
-    """Sections by name, that remembers which were asked for. One that says nothing here is empty, not unknown."""
+    """Sections by name, with a record of which were used.
+
+    A known section without a text here is an empty string; an unknown name raises `KeyError`.
+    """
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         super().__init__(texts)
@@ -135,7 +142,7 @@ def _variables(situation: Situation) -> dict[str, Any]:
 
 @lru_cache(ENVIRONMENTS_MAX)
 def _environment(files: tuple[tuple[str, str], ...]) -> SandboxedEnvironment:
-    """Brought in where there is a template, and nowhere else: most houses have none."""
+    """Import Jinja on first use: most instances have no template."""
     from jinja2 import FunctionLoader, StrictUndefined, TemplateNotFound
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -163,7 +170,7 @@ def _bounded(pieces: Any) -> str:
 
 
 def _check_names(template: Template) -> None:
-    """Names that are not there, also where no sample leads."""
+    """Check all names, also in branches that no sample reaches."""
     from jinja2 import TemplateSyntaxError, meta, nodes
 
     environment = _environment(tuple(sorted(template.files.items())))
@@ -213,8 +220,9 @@ Marks = tuple[tuple[str, int, int, int], ...]
 
 
 def marks(folder: str, agent: str) -> Marks:
-    """What there is of templates for an agent, without reading any. Cheap where there is none, which is asked every
-    run."""
+    """Return the fingerprints of an agent's templates without reading them. Cheap, because it is
+    called in every run.
+    """
     return (*_marks(folder), *_marks(os.path.join(folder, agent))) if os.path.exists(folder) else ()
 
 
@@ -228,7 +236,7 @@ def _marks(folder: str) -> Marks:
 
 
 def load(folder: Path, agent: str) -> Template | None:
-    """The template of an agent as it lies on disk, the house's under it; None where there is no entry file."""
+    """Return an agent's template from disk, merged over the shared files; None if there is no entry file."""
     files = {**_read(folder), **_read(folder / agent)}
     if sum(len(text.encode()) for text in files.values()) > FILES_BYTES_MAX:
         raise _refused(str(folder), None, f"its files have more than {FILES_BYTES_MAX:,} bytes together")
@@ -236,7 +244,7 @@ def load(folder: Path, agent: str) -> Template | None:
 
 
 def scope_of(found: Marks, folder: str, agent: str) -> str:
-    """Whose template it is: an agent's own, or the one that all others have."""
+    """Return the agent's name if it has its own template, or an empty string for the shared one."""
     own = os.path.join(folder, agent) + os.sep
     return agent if any(path.startswith(own) for path, *_ in found) else ""
 
@@ -258,7 +266,7 @@ def _read(folder: Path) -> dict[str, str]:
     return files
 
 
-# --- what a template is tried with ---
+# --- sample contexts for checks ---
 
 _FILE = FileTold(name="SOUL.md", path="/home/ada/SOUL.md", text="Be kind.")
 _RICH = Situation(

@@ -1,8 +1,10 @@
-"""What an agent is told before anything is said to it: sections, in one order, each with the modes it is in. Pure.
+"""Defines the sections of the system prompt: their order, their modes and the context that they are
+rendered from. Pure.
 
-A section is a function from a `Situation` to some words; one that has nothing to say is left out. Without a template of
-the owner's, instructions are their sections in order. With one, the same sections and the same situation are what it
-may name: `docs/reference/instructions.md` lists them all, made from the types below.
+A section is a function from a `PromptContext` to a text; a section with an empty text is left out.
+Without an owner's template, the prompt is the sections in order. A template can use the same
+sections and the same context. `docs/reference/instructions.md` lists them all and is generated from
+the types below.
 """
 
 from __future__ import annotations
@@ -17,16 +19,18 @@ from retinue.domain.agent import Agent
 from retinue.domain.instruction_mode import InstructionMode as Mode
 from retinue.domain.session import OriginKind
 
-DESCRIPTION_CHARS_MAX = 200  # of a tool or a colleague, where it is one line of many
+DESCRIPTION_CHARS_MAX = 200  # of a tool or another agent, in a list
 
 
 class FileState(StrEnum):
+    """Whether a file is in the prompt, and why not."""
+
     THERE = "there"
-    CUT = "cut"  # there, and told in parts
+    CUT = "cut"  # there, and shortened
     EMPTY = "empty"
     MISSING = "missing"
-    UNTRUSTED = "untrusted"  # left out: words from outside gain no authority by standing here
-    UNREADABLE = "unreadable"  # too large, or no text
+    UNTRUSTED = "untrusted"  # left out: untrusted text must not gain authority in the prompt
+    UNREADABLE = "unreadable"  # too large, or not text
 
 
 class TheAgent(Struct, frozen=True, kw_only=True):
@@ -46,7 +50,7 @@ class TheHouse(Struct, frozen=True, kw_only=True):
 
 
 class Errand(Struct, frozen=True, kw_only=True):
-    """What a subagent was sent out with."""
+    """The task of a subagent, and who started it."""
 
     task: str = ""
     label: str = ""
@@ -88,7 +92,7 @@ class Colleague(Struct, frozen=True):
 
 
 class PanelTold(Struct, frozen=True, kw_only=True):
-    """Without its title and its content: these are whatever the panel shows, and no words of the house."""
+    """A panel of the web app, without title and content: these come from outside and are not trusted here."""
 
     id: str
     type: str
@@ -116,7 +120,7 @@ class Memory(Struct, frozen=True, kw_only=True):
 
 
 class Situation(Struct, frozen=True, kw_only=True):
-    """Everything that a section or a template may know of the run that is to begin."""
+    """Everything that a section or a template can know about a run."""
 
     mode: Annotated[Mode, Meta(description="how much is told: `full`, `minimal` or `none`")] = Mode.FULL
     agent: TheAgent
@@ -136,12 +140,15 @@ class Situation(Struct, frozen=True, kw_only=True):
     memory: Memory = Memory()
 
     def may_call(self, *names: str) -> bool:
-        """Whether one of these is among its tools."""
+        """Whether at least one of these tools is available."""
         return any(tool.name in names for tool in self.tools)
 
 
 def mode_of(agent: Agent, origin: OriginKind) -> Mode:
-    """How much is told. A subagent is never told all: it is sent out for one thing, and is nobody's persona."""
+    """Return how much an agent gets in its prompt.
+
+    A subagent never gets the full prompt: it has one task and no persona.
+    """
     if origin is OriginKind.SUBAGENT and agent.instructions_mode is Mode.FULL:
         return Mode.MINIMAL
     return agent.instructions_mode
@@ -151,6 +158,8 @@ Tell = Callable[[Situation], str]
 
 
 class Section(NamedTuple):
+    """One section: its name, its position and the modes that it is in."""
+
     name: str
     order: int
     modes: frozenset[Mode]
@@ -158,7 +167,7 @@ class Section(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One section as it is told."""
+    """One section as rendered text."""
 
     name: str
     text: str
@@ -168,8 +177,7 @@ _EVERY = frozenset(Mode)
 _REDUCED = frozenset({Mode.FULL, Mode.MINIMAL})
 _FULL = frozenset({Mode.FULL})
 
-# The one order of all sections, and in which modes each is. Those whose part of the house is still to come have their
-# place here already, so that whoever builds it finds it kept.
+# The order of all sections, and the modes that each is in. Sections for planned features already have their position.
 PLACES: Mapping[str, frozenset[Mode]] = {
     "identity": _EVERY,
     "house": _REDUCED,
@@ -192,7 +200,7 @@ PLACES: Mapping[str, frozenset[Mode]] = {
     "message-context": _FULL,
     "panels": _FULL,
     "agents": _FULL,
-    "plugins": _REDUCED,  # each says for itself whether it is in minimal ones
+    "plugins": _REDUCED,  # each plugin section declares whether it is in the minimal mode
     "context": _REDUCED,
     "reactions": _FULL,
     "reasoning-format": _REDUCED,
@@ -207,12 +215,12 @@ _ORDER = {name: order for order, name in enumerate(PLACES)}
 
 
 def section(name: str, text: Tell) -> Section:
-    """A section in the place that is kept for it."""
+    """Create a section at its position in `SECTION_MODES`."""
     return Section(name, _ORDER[name], PLACES[name], text)
 
 
 def told(situation: Situation, sections: Sequence[Section]) -> tuple[Part, ...]:
-    """Each section that is in this mode and has something to say, in order."""
+    """Render each section that is in this mode and has a text, in order."""
     here = sorted((each for each in sections if situation.mode in each.modes), key=lambda each: each.order)
     return tuple(Part(each.name, text) for each in here if (text := each.text(situation).strip()))
 
@@ -222,6 +230,6 @@ def joined(parts: Sequence[Part]) -> str:
 
 
 def one_line(text: str, chars_max: int = DESCRIPTION_CHARS_MAX) -> str:
-    """Words of others as one line of ours, cut visibly."""
+    """Return a text on one line, shortened with a visible mark."""
     line = " ".join(text.split())
     return line if len(line) <= chars_max else f"{line[: chars_max - 1]}…"

@@ -1,4 +1,7 @@
-"""Makes docs/reference/instructions.md from the types: `python -m retinue.agents.instructions_docs` in a checkout."""
+"""Generates docs/reference/instructions.md from the types.
+
+Run `python -m retinue.agents.instructions_docs` in a checkout.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def page() -> str:
 
 
 def variables() -> Iterator[tuple[str, str, str]]:
-    """Every name, with what is behind its dots."""
+    """Yield every variable, including the nested ones."""
     yield from _fields(Situation, "")
 
 
@@ -69,7 +72,7 @@ def _unwrapped(hint: Any) -> tuple[Any, str]:
 
 
 def _kind(plain: Any) -> tuple[type[Struct] | None, str]:
-    """The struct behind a type, if there is one, and what to call the type."""
+    """Return the struct inside a type, if there is one, and the name of the type in the docs."""
     arguments = typing.get_args(plain)
     if isinstance(plain, types.UnionType):
         inner, kind = _kind(next(each for each in arguments if each is not types.NoneType))

@@ -1,4 +1,4 @@
-"""How an agent reaches operations: as tools, or by the command line of a skill bundle. Pure."""
+"""Decides how an agent reaches operations: as tools, or with the command line of a skill bundle. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from retinue.config.skills import Exposure
 
 
 class Exposed(Struct, frozen=True):
-    """Tools that are not offered because a command line stands for them, and the bundles that are told of."""
+    """The tools that are not offered because a command line replaces them, and the bundles that are listed."""
 
     hidden: frozenset[str]
     bundles: tuple[str, ...]
 
 
 def expose(exposure: Exposure, tools: Mapping[str, str], present: Iterable[Skill], lists: Lists) -> Exposed:
-    """`tools` has the bundle of every tool that is made from an operation. `present` are skills that can be used.
+    """Return which operation tools to hide and which bundles to list.
 
-    With `tools`, every operation is a tool and no bundle is told of. With `skills`, none is a tool. With `mixed`, an
-    operation is a tool unless the agent has the bundle it is in. What is no operation is never hidden.
+    `bundle_by_tool` has the bundle of every tool that is made from an operation. `available` are
+    usable skills.
+
+    With `tools`, every operation is a tool and no bundle is listed. With `skills`, no operation is
+    a tool. With `mixed`, an operation is a tool unless the agent has its bundle. Other tools are
+    never hidden.
     """
     if exposure is Exposure.TOOLS:
         return Exposed(frozenset(), ())

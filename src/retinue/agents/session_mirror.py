@@ -1,8 +1,9 @@
-"""Sessions as files in a folder, kept up with the store. The rows are the truth: delete the files and nothing is lost.
+"""Mirrors sessions to files in a folder. The database stays the source of truth: deleting the files
+loses nothing.
 
-Each session has a folder named by its id, with its three files, and `SYSTEM.md` with what it was last told. The mirror
-follows the news: what it has seen of them is in `.cursor`, so that after a stop it goes on from there, and without it
-looks at every session once.
+Each session has a folder named by its id, with its three files and `SYSTEM.md`, its last system
+prompt. The mirror follows the stored events. Its cursor is in `.cursor`, so it continues there
+after a restart. Without a cursor it looks at every session once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from retinue.store.sessions import instructions, sessions
 log = logging.getLogger(__name__)
 
 CURSOR = ".cursor"
-SYSTEM = "SYSTEM.md"  # what the session was last told
+SYSTEM = "SYSTEM.md"  # the last system prompt of the session
 AT_ONCE_MAX = 500
 SESSIONS_REMEMBERED_MAX = 10_000
 AGAIN_AFTER_S = 5.0
@@ -43,14 +44,14 @@ _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class _Written(Struct, frozen=True):
-    """How far a session's history is on disk, and how long the file was then."""
+    """The last record of a session that is on disk, and the size of the file then."""
 
     record_seq: int
     size_bytes: int
 
 
 class Mirror:
-    """Writes what is committed. A disk that fails is logged and tried again; the house goes on meanwhile."""
+    """Writes committed records to files. A disk error is logged and retried, and never stops the server."""
 
     def __init__(self, store: Store, folder: Path) -> None:
         self._store = store
@@ -64,7 +65,7 @@ class Mirror:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Catch up with all that happened meanwhile, then follow."""
+        """Write what changed since the last stop, then follow the events."""
         self._cursor = self._kept = await asyncio.to_thread(self._read_cursor)
         self._store.on_commit(self._changed.set)
         await self.catch_up()
@@ -78,7 +79,7 @@ class Mirror:
             await self.catch_up()
 
     async def catch_up(self) -> None:
-        """Once this returns, what was committed before is on disk, unless the disk would not have it."""
+        """Write everything that was committed before the call, unless the disk fails."""
         async with self._turn:
             try:
                 await self._catch_up()
@@ -108,7 +109,7 @@ class Mirror:
                 await self._sync(session)
             cursor = found[-1].seq
         self._cursor = cursor
-        # What is owed is looked for again after a stop, too: so the cursor on disk stays before it.
+        # Failed sessions must be retried after a restart too, so the cursor on disk stays before them.
         if not self._owed and cursor != self._kept:
             await asyncio.to_thread(self._keep_cursor, cursor)
             self._kept = cursor
@@ -121,7 +122,7 @@ class Mirror:
             after = ids[-1]
 
     async def _sync(self, session: SessionId) -> None:
-        """Write what is new of one session, or all of it where what lies there is not what we left."""
+        """Append the new records of one session, or write all of it if the files are not as we left them."""
         try:
             known = self._written.get(session)
             if known is None or not await self._write(session, known):
@@ -150,10 +151,10 @@ class Mirror:
             self._written.popitem(last=False)
         return True
 
-    # On disk, in a thread. Everything is opened below a folder that was itself opened, and no link is followed.
+    # Disk access, in a thread. Every path is opened relative to an open folder, and no link is followed.
 
     def _put(self, session: SessionId, files: ThreeFiles, told: str | None, known: _Written | None) -> int | None:
-        """The size of the history now; None where it is not what we left, and must be written as a whole."""
+        """Return the new size of the history; None if the file is not as we left it and must be rewritten."""
         with self._opened() as root, _folder_in(root, _checked(session)) as folder:
             history = files.history.encode()
             if known is None:
@@ -175,14 +176,14 @@ class Mirror:
             try:
                 folder = os.open(_checked(session), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
             except OSError:
-                return  # never there, or not ours
+                return  # it never existed, or is not ours
             try:
                 for name in (*NAMES, SYSTEM):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(name, dir_fd=folder)
             finally:
                 os.close(folder)
-            with contextlib.suppress(OSError):  # something else lies in it, which is not ours to remove
+            with contextlib.suppress(OSError):  # it has other files, which are not ours to remove
                 os.rmdir(session, dir_fd=root)
 
     @contextmanager
@@ -219,7 +220,7 @@ def _bounds(conn: sa.Connection) -> tuple[int, int]:
 
 
 def _checked(session: str) -> str:
-    """An id is the name of a folder, and can be nothing else."""
+    """Return the id if it is valid as the name of a folder; raise `OSError` otherwise."""
     if not _ID.fullmatch(session):
         raise OSError(errno.EINVAL, "not a session's id", session[:64])
     return session
@@ -227,7 +228,7 @@ def _checked(session: str) -> str:
 
 @contextmanager
 def _folder_in(root: int, name: str) -> Generator[int]:
-    """A folder of this name. A link or a file in its place makes way for it."""
+    """Open a folder of this name, creating it if needed. A link or a file of that name is removed first."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, mode=0o700, dir_fd=root)
@@ -254,7 +255,7 @@ def _is_file(folder: int, name: str) -> bool:
 
 
 def _says(folder: int, name: str, content: bytes) -> bool:
-    """Whether it is there with these bytes: what seldom changes is seldom written."""
+    """Whether the file has exactly this content. Saves writing a file that seldom changes."""
     if not _is_file(folder, name):
         return False
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
@@ -266,7 +267,7 @@ def _says(folder: int, name: str, content: bytes) -> bool:
 
 
 def _replace(folder: int, name: str, content: bytes) -> None:
-    """Written beside it and put in its place: whatever lies there, a link for one, is replaced and not written to."""
+    """Write a file atomically: a link in its place is replaced and not written through."""
     beside = f".{name}.new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(beside, dir_fd=folder)
@@ -279,7 +280,7 @@ def _replace(folder: int, name: str, content: bytes) -> None:
 
 
 def _append(folder: int, name: str, content: bytes, *, size_bytes: int) -> bool:
-    """Whether it was there as we left it: a file of its own, of this size."""
+    """Append to a file. Returns False if it is not as we left it: a plain file of this size, with one link."""
     if not _is_file(folder, name):
         return False
     file = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, dir_fd=folder)

@@ -1,7 +1,7 @@
-"""Operations as a skill for agents that live elsewhere: a SKILL.md, and beside it a command line that works.
+"""Exports operations as a skill for external agents: a SKILL.md and a working command line.
 
-Everything in it comes from the operations' declarations, which the caller brings. The command line is `skill_cli` with
-those facts in it: one file that needs nothing but Python.
+The content comes from the declarations of the operations, which the caller passes. The command line
+is a copy of `skill_cli` with these facts in it: one file that needs only Python.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from retinue.domain.errors import Conflict, Invalid
 from retinue.store.core.durable_files import sync
 
 PREFIX = "retinue-"
-EXTRA_FILE = "skill-extra.md"  # what the owner wants said as well; kept, and put at the end of SKILL.md
+EXTRA_FILE = "skill-extra.md"  # text of the owner; kept, and appended to SKILL.md
 EXTRA_CHARS_MAX = 20_000
 WIDTH = 120
 
@@ -29,7 +29,7 @@ _PLACE = 'BUNDLE: dict[str, Any] = {"name": "", "summary": "", "commands": []}  
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One parameter of an operation, as it is typed."""
+    """One parameter of an operation, as a command-line option or argument."""
 
     name: str
     option: str
@@ -56,7 +56,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """All operations on one noun."""
+    """All operations of one noun."""
 
     noun: str
     commands: tuple[Command, ...]
@@ -73,7 +73,7 @@ class Bundle:
 
 
 def skill_md(bundle: Bundle, *, extra: str = "") -> str:
-    """What an agent reads."""
+    """Return the SKILL.md of a bundle."""
     cli = f"./{cli_name(bundle.name)}"
     parts = [
         "---",
@@ -131,7 +131,7 @@ def _line(option: Option) -> str:
 
 
 def cli_source(bundle: Bundle) -> str:
-    """The command line, whole."""
+    """Return the source of the command line."""
     from pprint import pformat
 
     source = _TEMPLATE.read_text()
@@ -149,7 +149,7 @@ def cli_source(bundle: Bundle) -> str:
 
 
 def write(bundle: Bundle, folder: Path) -> Sequence[Path]:
-    """Put a bundle into `folder`/NAME, in place of the one that was there. Nothing else is written over."""
+    """Write a bundle to `folder`/NAME and replace an earlier export. Nothing else is overwritten."""
     target = folder / bundle.name
     if target.is_symlink() or (target.exists() and not _is_ours(target, bundle)):
         raise Conflict(
@@ -191,7 +191,7 @@ def _extra(path: Path) -> str:
 
 
 def _put(path: Path, text: str, mode: int) -> None:
-    """Whole or not at all: an agent may be running the old one this moment."""
+    """Write a file atomically: an agent may be running the old one."""
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w") as writing:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The command line of a skill bundle, as it is exported: the standard library and this one file.
+"""The command line of a skill bundle, as exported: one file that needs only the standard library.
 
-    RETINUE_URL      where the house is, such as http://127.0.0.1:7717; a path in it is kept
-    RETINUE_SOCKET   or the path of its socket; RETINUE_URL wins
-    RETINUE_TOKEN    who asks
-    RETINUE_SESSION  the session this is done for (or --session-id ID)
+    RETINUE_URL      address of the server, such as http://127.0.0.1:7717; a path in it is kept
+    RETINUE_SOCKET   or the path of its Unix socket; RETINUE_URL wins
+    RETINUE_TOKEN    token to sign in with
+    RETINUE_SESSION  the session that a request is for (or --session-id ID)
 
-An answer is JSON on stdout, an error JSON on stderr. Exit codes: 0 done, 1 something else went wrong, 2 it was typed
-wrongly, 3 it is not set up (no house, no token), 4 the house refused or could not be reached.
+The answer is JSON on stdout, an error is JSON on stderr. Exit codes: 0 success, 1 other error, 2
+usage error, 3 configuration error (no server or no token), 4 the server refused or is unreachable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BUNDLE: dict[str, Any] = {"name": "", "summary": "", "commands": []}  # what is 
 
 
 class Trouble(Exception):
-    """What went wrong, and the exit code that says so."""
+    """An error, with the exit code of the process."""
 
     def __init__(self, exits: int, code: str, sentence: str, *, because: str = "", try_this: str = "") -> None:
         super().__init__(sentence)
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class OnSocket(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
+    """HTTP over a Unix socket."""
 
     def __init__(self, path: str) -> None:
         super().__init__("retinue", timeout=CALL_S)
@@ -58,7 +58,7 @@ class OnSocket(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-# What can be typed
+# Command-line arguments
 
 
 def parser() -> Parser:
@@ -99,7 +99,7 @@ def _add(parser: Parser, parameter: dict[str, Any]) -> None:
 
 
 def given(command: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """The parameters that were typed; what was not is left out."""
+    """Return the parameters that were given on the command line."""
     found: dict[str, Any] = {}
     for parameter in command["parameters"]:
         typed = getattr(options, parameter["name"], None)
@@ -113,7 +113,7 @@ def given(command: dict[str, Any], options: argparse.Namespace) -> dict[str, Any
 
 
 def _several(parameter: dict[str, Any], typed: list[str]) -> list[Any] | None:
-    """Each time it is given: a JSON array, or words with commas between them. A file is one path."""
+    """Parse each occurrence of an option: a JSON array, or comma-separated values. A file is one path."""
     if parameter["nullable"] and list(typed) == ["null"]:
         return None
     values: list[Any] = []
@@ -187,11 +187,11 @@ def _upload(path: str) -> dict[str, str]:
     return {"name": os.path.basename(path), "data": base64.b64encode(data).decode(), "media_type": media_type}
 
 
-# What is asked of the house
+# Requests to the server
 
 
 def connection() -> tuple[http.client.HTTPConnection, str]:
-    """A line to the house, and the path before all others there."""
+    """Return a connection to the server, and the path prefix of its URL."""
     url, path = os.environ.get("RETINUE_URL", "").strip(), os.environ.get("RETINUE_SOCKET", "")
     if url:
         try:
@@ -248,7 +248,7 @@ def ask(command: dict[str, Any], options: argparse.Namespace) -> bytes:
         link.close()
     if len(heard) > ANSWER_BYTES_MAX:
         raise Trouble(HTTP, "answer.too-large", f"the answer has more than {ANSWER_BYTES_MAX:,} bytes")
-    if answer.status != 200:  # a redirect too: a token does not follow where it is sent
+    if answer.status != 200:  # redirects too: the token must not be sent elsewhere
         raise _refusal(answer.status, heard)
     return heard
 
@@ -277,7 +277,7 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNKNOWN
-    except Exception as error_:  # noqa: BLE001 - whoever called can read JSON, and not a traceback
+    except Exception as error_:  # noqa: BLE001 - the caller parses JSON, not a traceback
         error, exits = {"code": "cli.broke", "sentence": f"{type(error_).__name__}: {error_}"}, UNKNOWN
     sys.stderr.write(json.dumps({"error": error}) + "\n")
     return exits

@@ -1,4 +1,4 @@
-"""Which skills people can call for by a command, and what each is called there. Pure."""
+"""Decides which skills people can call with a slash command, and the name of each command. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from retinue.agents.skill_selection import Standing, State
 from retinue.agents.skills import Skill
 from retinue.domain.slash_command import BY_WORD, COMMAND_LENGTH_MAX, SkillCommand
 
-COMMANDS_MAX = 100  # of skills, in one conversation
+COMMANDS_MAX = 100  # skill commands per conversation
 
 _OTHER = re.compile(r"[^a-z0-9_]+")
 
 
 def skill_commands(stood: Sequence[Standing], *, subset: Sequence[str] | None = None) -> tuple[SkillCommand, ...]:
-    """Those that are found good, of use here and meant for people, by name. `subset` is the session's own pick."""
+    """Return the commands of the ready skills that people may call, by name.
+
+    `subset` has the skills selected for the session.
+    """
     ready = [
         each.skill
         for each in stood
@@ -38,7 +41,7 @@ def _command(skill: Skill, name: str) -> SkillCommand:
 
 
 def _free(name: str, taken: Collection[str]) -> str:
-    """A name of a-z, 0-9 and _ that begins with a letter; where it is taken, with a number behind it."""
+    """Return a name of a-z, 0-9 and _ that begins with a letter, with a number appended if it is taken."""
     plain = _OTHER.sub("_", name.casefold()).strip("_")
     if not plain[:1].isalpha():
         plain = f"skill_{plain}"

@@ -1,8 +1,8 @@
-"""Finds skills on disk: which folders hold one, what is in it, and a hash over all of it.
+"""Finds skills on disk, with their files and a hash of them.
 
-Read from disk each time it is asked, at the start of a run: nothing is remembered that could be out of date. What is
-found is data until someone has found it good (see `skills_choosing`). Links lead nowhere outside the folder that was
-asked to be looked through, and everything is bounded: who fills a folder cannot hold up the house.
+Files are read on each call, at the start of a run, so nothing can be out of date. A skill is data
+until a person has approved it (see `skill_selection`). Links must not lead out of the folder that
+is searched. Everything has a limit, so a large folder cannot block the server.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from retinue.agents.skills import FILE, PRECEDENCE, Skill, Source, parse
 from retinue.domain.errors import Invalid
 from retinue.domain.storable_text import is_storable
 
-FOLDER = "skills"  # below a workspace, a home, the house
+FOLDER = "skills"  # in a workspace, an agent directory or the data directory
 DEPTH_MAX = 5
-FOLDERS_MAX = 2_000  # looked into, below one root
+FOLDERS_MAX = 2_000  # searched below one root
 SKILLS_MAX = 200  # found below one root
-FILES_MAX = 200  # of one skill
+FILES_MAX = 200  # per skill
 FILE_BYTES_MAX = 256 * 1024  # of a SKILL.md
-SKILL_BYTES_MAX = 4 * 1024 * 1024  # of all files of a skill together
-ROOT_BYTES_MAX = 64 * 1024 * 1024  # of all skills below one root
-CONTENT_CHARS_MAX = 200_000  # shown of a skill when someone is to find it good
+SKILL_BYTES_MAX = 4 * 1024 * 1024  # all files of a skill together
+ROOT_BYTES_MAX = 64 * 1024 * 1024  # all skills below one root together
+CONTENT_CHARS_MAX = 200_000  # shown of a skill before its approval
 OWNER_DIGITS = 12
 
 DEPENDENCIES = frozenset(
@@ -37,7 +37,7 @@ DEPENDENCIES = frozenset(
 
 
 class Root(Struct, frozen=True, kw_only=True):
-    """A folder to look through, and whose it is."""
+    """A folder to search, and its owner."""
 
     source: Source
     path: Path
@@ -45,7 +45,7 @@ class Root(Struct, frozen=True, kw_only=True):
 
 
 class Broken(Struct, frozen=True):
-    """A folder that was meant to be a skill, and why it is none."""
+    """A folder that is not a valid skill, and why."""
 
     folder: Path
     source: Source
@@ -53,7 +53,7 @@ class Broken(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True, kw_only=True):
-    """Of each name the skill that counts, in the order of their names; those that stand behind one; what is broken."""
+    """The skill that is used for each name, sorted by name; the ones that it shadows; the invalid folders."""
 
     skills: tuple[Skill, ...] = ()
     shadowed: tuple[Skill, ...] = ()
@@ -69,7 +69,7 @@ def roots_of(
     plugins: Sequence[tuple[str, Path]] = (),
     extra: Iterable[str] = (),
 ) -> tuple[Root, ...]:
-    """Every folder that may hold skills for an agent; without one, those of the whole house."""
+    """Return every folder that may have skills for an agent; without an agent, those of the instance."""
     roots: list[Root] = []
     if workspace is not None and workspace != agent_home:
         roots.append(Root(source=Source.WORKSPACE, path=workspace / FOLDER, owner=_digits(workspace)))
@@ -87,9 +87,9 @@ def _digits(path: Path) -> str:
 
 
 def find(roots: Sequence[Root], *, contents: bool = False) -> Found:
-    """Look through them all, those of the highest precedence first. Takes the time of reading: not for the loop.
+    """Search all folders, in order of precedence. Reads files, so call it in a thread.
 
-    `contents`: each skill also has what a person reads of it.
+    `with_contents`: also fill in `Skill.content`, the text that a person reviews.
     """
     counted: dict[str, Skill] = {}
     shadowed: list[Skill] = []
@@ -100,7 +100,7 @@ def find(roots: Sequence[Root], *, contents: bool = False) -> Found:
             real = root.path.resolve(strict=True)
         except OSError:
             continue
-        if real in seen:  # a workspace may well be the home
+        if real in seen:  # a workspace may be the agent directory
             continue
         seen.add(real)
         for found in _in_root(root, real, contents=contents):
@@ -116,13 +116,17 @@ def find(roots: Sequence[Root], *, contents: bool = False) -> Found:
 
 
 class _Search(Struct):
-    """How much of one root has been looked at."""
+    """The progress of a search below one root."""
 
     real: Path
     folders: int = 0
 
     def enter(self, folder: Path, parent: Path | None) -> Path | None:
-        """Where a folder really lies, if it may be looked into: in the root, not back up, and not too many of them."""
+        """Return the resolved path of a folder if it may be searched.
+
+        It must be inside the root and must not lead back to a parent, and the limit on folders must
+        not be reached.
+        """
         try:
             real = folder.resolve(strict=True)
         except OSError:
@@ -155,7 +159,7 @@ def _in_root(root: Root, real: Path, *, contents: bool) -> Iterator[Skill | Brok
 
 
 def _skill_folders(folder: Path, parent: Path | None, search: _Search, depth: int) -> Iterator[Path]:
-    """Folders with a SKILL.md, in the order of their names. Below one, there are no others."""
+    """Yield the folders with a SKILL.md, in order of their names. A skill folder is not searched further."""
     real = search.enter(folder, parent)
     if real is None:
         return
@@ -176,11 +180,11 @@ def _names_in(folder: Path) -> list[str]:
         return []
 
 
-_File = tuple[str, bool, bytes]  # path in the skill, whether it can be run, what is in it
+_File = tuple[str, bool, bytes]  # path in the skill, whether it is executable, content
 
 
 def _files(folder: Path, search: _Search) -> list[_File]:
-    """Every file of a skill: what a script beside the words does is as much part of it as the words."""
+    """Return every file of a skill: its scripts are as much a part of it as its text."""
     found: list[_File] = []
     left = SKILL_BYTES_MAX
     for path, real in _paths(folder, folder, search, DEPTH_MAX):
@@ -194,7 +198,7 @@ def _files(folder: Path, search: _Search) -> list[_File]:
 
 
 def _paths(top: Path, folder: Path, search: _Search, depth: int) -> Iterator[tuple[str, Path]]:
-    """Each file by its path in the skill, and where it really lies. A link that leads out of the root is refused."""
+    """Yield each file by its path in the skill and its resolved path. A link out of the root is refused."""
     for name in _names_in(folder):
         path = folder / name
         if not is_storable(str(path)):
@@ -226,7 +230,7 @@ def _paths(top: Path, folder: Path, search: _Search, depth: int) -> Iterator[tup
 def _read(path: Path, bytes_max: int) -> tuple[bytes, bool]:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     with os.fdopen(descriptor, "rb") as opened:
-        found = os.fstat(descriptor)  # of what was opened: a pipe or a device would keep us waiting
+        found = os.fstat(descriptor)  # of the open file: reading a pipe or a device would block
         if not stat.S_ISREG(found.st_mode):
             raise Invalid(
                 "this folder is no skill",
@@ -270,12 +274,12 @@ def _skill(root: Root, folder: Path, files: Sequence[_File], *, contents: bool) 
 
 
 def cli_name(skill: str) -> str:
-    """What the command line beside a bundle's SKILL.md is called."""
+    """Return the file name of the command line of a bundle."""
     return f"{skill}-cli"
 
 
 def _hash(files: Sequence[_File]) -> str:
-    """The same for the same files under the same names; lengths keep one file from passing for two."""
+    """Hash the files with their names. The lengths prevent that one file hashes like two."""
     whole = hashlib.sha256()
     for path, can_run, data in sorted(files):
         name = path.encode()
@@ -284,7 +288,7 @@ def _hash(files: Sequence[_File]) -> str:
 
 
 def _content(files: Sequence[_File]) -> str:
-    """What a person reads before a skill is found good. What is not shown is named with its hash."""
+    """Return the text that a person reviews before approval. A file that is not shown is named with its hash."""
     shown: list[str] = []
     left = CONTENT_CHARS_MAX
     for path, can_run, data in sorted(files, key=lambda each: (each[0] != FILE, each)):

@@ -1,9 +1,10 @@
-"""The front matter of a SKILL.md: the little of YAML that skills are written in, read strictly.
+"""Parses the front matter of a SKILL.md: a strict subset of YAML.
 
-A line is `key: value`. A value is a text, plain or in quotes; true or false; a list or an object as JSON writes them,
-on one line or several; `[a, b]`; a block of text after `|` or `>`; or what stands below it, further in: keys of its
-own, or a list with `-`.
-Anchors, tags and whatever else YAML can do are refused, so nothing is ever understood in two ways.
+A line is `key: value`. A value is a text, plain or quoted; true or false; a JSON list or object on
+one or several lines; `[a, b]`; a text block after `|` or `>`; or an indented block below, with keys
+or a list with `-`.
+
+Anchors, tags and other YAML features are refused, so there is only one way to read a file.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class _Line(Struct, frozen=True):
 
 
 def split(text: str) -> tuple[dict[str, Any], str]:
-    """What the front matter says, and the words below it."""
+    """Return the front matter and the text below it."""
     lines = text.removeprefix("\ufeff").splitlines()
     if not lines or lines[0].rstrip() != FENCE:
         raise _wrong(1, "a SKILL.md begins with front matter, between two lines of ---")
@@ -65,7 +66,7 @@ def _is_empty(row: _Line) -> bool:
 
 
 def _table(rows: Sequence[_Line], indent: int, depth: int) -> tuple[dict[str, Any], Sequence[_Line]]:
-    """The keys that stand just so far in, and the rows that are left."""
+    """Return the keys at this indentation, and the remaining rows."""
     if depth > DEPTH_MAX:
         raise _wrong(rows[0].number, f"keys lie in each other more than {DEPTH_MAX} deep")
     found: dict[str, Any] = {}
@@ -122,7 +123,7 @@ def _items(rows: Sequence[_Line], indent: int) -> tuple[list[Any], Sequence[_Lin
 
 
 def _block(style: str, row: _Line, rows: Sequence[_Line]) -> tuple[str, Sequence[_Line]]:
-    """A text over several lines: as they stand after `|`, run together after `>`."""
+    """Return a text of several lines: kept after `|`, folded after `>`."""
     taken: list[_Line] = []
     while rows and (not rows[0].text or rows[0].indent > row.indent):
         taken.append(rows[0])
@@ -170,7 +171,7 @@ def _flow(text: str, number: int) -> Any:
 
 
 def _long_flow(row: _Line, rows: Sequence[_Line]) -> tuple[Any, Sequence[_Line]]:
-    """An object over several lines. Those who write them by hand leave a comma before the end, which JSON would not."""
+    """Parse an object over several lines. Trailing commas, which JSON forbids, are allowed."""
     text, rest = _block("|", row, rows)
     return _flow(_LOOSE_COMMA.sub(lambda found: found[1] or found[2], text), row.number), rest
 

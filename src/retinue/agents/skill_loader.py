@@ -1,4 +1,4 @@
-"""Where a run gets its skills, and people look at them: reads folders and pins, and lets the pure part choose."""
+"""Loads the skills of a run: reads folders and approved hashes, and passes them to the pure selection."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from retinue.domain.structs import names
 from retinue.store.agents import approved_hashes
 from retinue.store.core.connection import Store
 
-KIND = "skill"  # among the pins
+KIND = "skill"  # in the table of approved hashes
 
 PluginFolders = Callable[[], Sequence[tuple[str, Path]]]
 
 
 class Kit(Struct, frozen=True, kw_only=True):
-    """What one run has of skills, taken when it begins.
+    """The skills of one run, selected when it starts.
 
-    `section` goes into its instructions, `scoped` into the environment of its commands, `exposed.hidden` are tools it
-    is not offered, and `choice.folders` it may read.
+    `section` goes into its system prompt and `environment` into that of its commands. The tools in
+    `exposed.hidden` are not offered. The run may read the folders in `selection.folders`.
     """
 
     choice: Choice = NOTHING
@@ -50,7 +50,7 @@ class Kit(Struct, frozen=True, kw_only=True):
 
 
 class Shelf:
-    """Reads anew each time it is asked: what changed on disk or in the settings counts from the next run on."""
+    """Reads skills on each call: changes on disk or in the settings apply from the next run on."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Shelf:
         workspace: Path | None = None,
         contents: bool = False,
     ) -> tuple[Found, tuple[Standing, ...]]:
-        """Every skill that an agent could have, and how it stands; without one, those of the house."""
+        """Return every skill that an agent could have, with its state; without an agent, those of the instance."""
         settings = self._settings()
         roots = roots_of(
             self._home,
@@ -85,7 +85,7 @@ class Shelf:
             plugins=self._plugins(),
             extra=settings.skills.folders,
         )
-        if not any(root.path.exists() for root in roots):  # asked at every run, and most often the answer
+        if not any(root.path.exists() for root in roots):  # called in every run, and usually there are none
             return Found(), ()
         found = await asyncio.to_thread(find, roots, contents=contents)
         good = await self._store.read(partial(approved_hashes.hashes, kind=KIND)) if found.skills else {}
@@ -102,12 +102,15 @@ class Shelf:
         tools: Mapping[str, str] | None = None,
         called: str = "",
     ) -> Kit:
-        """What a run of this agent gets. `tools` has the bundle of every tool that is made from an operation, `called`
-        is the skill that a person has called for."""
+        """Return the skills of a run of this agent.
+
+        `bundle_by_tool` has the bundle of every tool that is made from an operation.
+        `requested_skill` is the skill that a person called with a command.
+        """
         settings = self._settings().skills
         _, stood = await self.look(agent=agent, agent_home=agent_home, workspace=workspace)
         lists = lists_for(settings, agent)
-        told = choose(stood, lists=lists, subset=subset).skills  # who is not told of a bundle keeps the tools
+        told = choose(stood, lists=lists, subset=subset).skills  # an agent that does not have a bundle keeps its tools
         exposed = expose(lists.telling.exposure, tools or {}, told, lists)
         choice = choose(stood, lists=lists, subset=subset, bundles=exposed.bundles, called=called)
         scoped = Scoped()
@@ -117,7 +120,7 @@ class Shelf:
 
 
 def surroundings(settings: Settings, environment: Mapping[str, str]) -> Surroundings:
-    """What gates are held against: this machine, the house's own environment and its settings."""
+    """Return the facts that requirements are checked against: this machine, its environment, the settings."""
     path = environment.get("PATH", "")
     return Surroundings(
         os=sys.platform,
@@ -128,7 +131,7 @@ def surroundings(settings: Settings, environment: Mapping[str, str]) -> Surround
 
 
 def _is_on(settings: Settings, dotted: str) -> bool:
-    """Whether a setting, named by its path in the file, is there and says something."""
+    """Whether a setting, given by its path in the file, exists and is not empty or false."""
     value: Any = settings
     for word in dotted.removeprefix("house.").split("."):
         if word in names(value):

@@ -1,7 +1,7 @@
-"""Which skills a run has: found good, of use here, on its lists. Pure: what was found and is known in, a choice out.
+"""Selects the skills of a run: approved, usable here and on its lists. Pure.
 
-A choice is taken once, when a run begins, and holds until it ends, whatever changes on disk meanwhile. The next run of
-the session takes its own.
+A selection is made once, when a run starts, and holds until the run ends, whatever changes on disk
+meanwhile. The next run of the session makes its own.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from retinue.domain.errors import Invalid
 from retinue.domain.storable_text import escaped
 from retinue.text.glob_match import matches_glob
 
-LISTED_MAX = 150  # skills that a model is told of at once
-INLINE_CHARS_MAX = 20_000  # of one skill that is told in full
+LISTED_MAX = 150  # skills listed in one prompt
+INLINE_CHARS_MAX = 20_000  # per skill that is included in full
 INLINE_CHARS_TOTAL_MAX = 60_000
 SUBSET_MAX = 200
 
 
 class State(StrEnum):
-    """How a skill stands."""
+    """Whether a skill can be used."""
 
     READY = "ready"
-    NEW = "new"  # nobody has looked at it yet
-    CHANGED = "changed"  # since someone has
-    OFF = "off"  # by the settings
-    UNFIT = "unfit"  # something it requires is not there
+    NEW = "new"  # not approved yet
+    CHANGED = "changed"  # changed since its approval
+    OFF = "off"  # disabled in the settings
+    UNFIT = "unfit"  # a requirement is not met
 
 
 class Standing(Struct, frozen=True):
-    """One skill, how it stands and why."""
+    """A skill, its state and the reason."""
 
     skill: Skill
     state: State
@@ -47,13 +47,13 @@ class Standing(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lists:
-    """The lists that hold for one agent: the house's and its own. Each can only take away from the other."""
+    """The allow and deny lists for one agent: the instance's and its own. A skill must pass both."""
 
     house: SkillLists
     own: SkillLists | None = None
 
     def permits(self, name: str) -> str:
-        """Why a skill may not be used; empty where it may."""
+        """Return why a skill may not be used; an empty string if it may."""
         for lists, whose in ((self.house, "the house's"), (self.own, "the agent's")):
             if lists is None:
                 continue
@@ -65,7 +65,7 @@ class Lists:
 
     @property
     def telling(self) -> SkillLists:
-        """Whose word counts on how skills are told: the agent's, if it has any."""
+        """The lists that decide how skills are shown: the agent's if it has any, or else the instance's."""
         return self.own or self.house
 
 
@@ -76,7 +76,7 @@ def lists_for(settings: SkillSettings, agent: str) -> Lists:
 def standing(
     skills: Sequence[Skill], pins: Mapping[str, str], here: Surroundings, *, settings: SkillSettings, agent: str = ""
 ) -> tuple[Standing, ...]:
-    """How each stands. `pins` has the hash of what was found good, by the key of the skill."""
+    """Return the state of each skill. `approved` has the approved hash by the key of the skill."""
     lists = lists_for(settings, agent)
     return tuple(_standing(skill, pins, here, settings, lists) for skill in skills)
 
@@ -91,7 +91,7 @@ def _standing(
     if why := gated(skill.front.gates, _with_its_env(here, settings, skill.name)):
         return Standing(skill, State.UNFIT, why)
     pinned = pins.get(skill.key)
-    # A plug-in is code that the owner installed and turned on: its words are no more than it is.
+    # The owner has installed and enabled the plugin's code, so its skills need no further approval.
     if pinned == skill.hash or skill.source is Source.PLUGIN or skill.source.value in settings.trusted:
         return Standing(skill, State.READY)
     if pinned is None:
@@ -110,11 +110,11 @@ def _with_its_env(here: Surroundings, settings: SkillSettings, name: str) -> Sur
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """The skills of one run. `listed` are told by name and path, `inline` in full."""
+    """The skills of one run. `listed` are shown by name and path, `inline` in full."""
 
     listed: tuple[Skill, ...] = ()
     inline: tuple[Skill, ...] = ()
-    left_out: tuple[str, ...] = ()  # asked for by the session, and not to be had
+    left_out: tuple[str, ...] = ()  # selected for the session, and not available
 
     @property
     def skills(self) -> tuple[Skill, ...]:
@@ -122,13 +122,13 @@ class Choice(Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str:
-        """The same for the same skills with the same content: what a run went by."""
+        """A hash of the skills and their content, to record which a run used."""
         named = "\n".join(f"{skill.key} {skill.hash}" for skill in self.skills)
         return hashlib.sha256(named.encode()).hexdigest()[:16]
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """What a run must be able to read."""
+        """The folders that a run must be able to read."""
         return tuple(skill.folder for skill in self.skills)
 
 
@@ -143,10 +143,11 @@ def choose(
     bundles: Sequence[str] | None = None,
     called: str = "",
 ) -> Choice:
-    """What a run is told. `subset` is the session's own pick: None is all, empty is none.
+    """Select the skills of a run. `subset` has the skills selected for the session: None is all, empty is none.
 
-    `bundles` are the names of those command lines that are told of (see `skills_exposure`); None leaves out none.
-    `called` is the one that a person has called for: told in full, also where models are not told of it by themselves.
+    `bundles` are the bundles whose command line is listed (see `operation_exposure`); None excludes
+    none. `requested_skill` is the skill that a person called: it is included in full, even if
+    models may not use it by themselves.
     """
     ready = [
         each.skill
@@ -177,7 +178,7 @@ def choose(
 
 
 def parse_subset(value: object) -> tuple[str, ...] | None:
-    """A session's own pick as its attributes hold it. None is no pick: all that the agent may use."""
+    """Parse the skills selected for a session, from its attributes. None: all that the agent may use."""
     if value is None:
         return None
     names = cast("list[object]", value) if isinstance(value, list) else [None]
@@ -192,7 +193,7 @@ def parse_subset(value: object) -> tuple[str, ...] | None:
 
 
 def section(choice: Choice) -> str:
-    """What instructions say about skills; empty where there are none. The same choice gives the same bytes."""
+    """Return the text about skills for the system prompt, or an empty string. Deterministic."""
     parts: list[str] = []
     if choice.listed:
         parts.append("Before a task that one of these is about, read its file and follow it.")
@@ -202,7 +203,7 @@ def section(choice: Choice) -> str:
 
 
 def told_of_each(choice: Choice) -> list[tuple[str, str]]:
-    """What is said there about each, by its name."""
+    """Return the text about each skill by its name."""
     return [*((skill.name, _listed(skill)) for skill in choice.listed), *_inlined(choice)]
 
 
@@ -230,21 +231,22 @@ def _listed(skill: Skill) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoped:
-    """Variables for the commands of one run, and those that could not be had, with the reason."""
+    """Environment variables for the commands of one run, and the missing ones with the reason."""
 
     variables: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def environment_of(choice: Choice, settings: SkillSettings, environment: Mapping[str, str]) -> Scoped:
-    """Variables for the commands of the run that has these skills: handed to its children, and put nowhere else.
+    """Return the variables for the commands of a run with these skills. They are passed to its
+    child processes only.
 
-    Secrets are read now, and only those of skills that the run has. Where two skills set one variable, the one whose
-    name comes first counts.
+    Secrets are read now, and only those of the run's skills. If two skills set the same variable,
+    the one whose name sorts first wins.
     """
     if not choice.skills:
         return Scoped()
-    found = {"PYTHONDONTWRITEBYTECODE": "1"}  # a script that runs must not change the folder that was found good
+    found = {"PYTHONDONTWRITEBYTECODE": "1"}  # running a script must not change the approved folder
     missing: dict[str, str] = {}
     for skill in sorted(choice.skills, key=lambda each: each.name):
         for name, value in settings.entries.get(skill.name, SkillEntry()).env.items():

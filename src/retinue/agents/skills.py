@@ -1,4 +1,4 @@
-"""A skill: a folder with a SKILL.md that says how something is done. Parsed here, and read by `skills_finding`."""
+"""Defines a skill, a folder with a SKILL.md, and parses it. `skill_discovery` reads the files."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from retinue.domain.storable_text import is_storable
 FILE = "SKILL.md"
 NAME_LENGTH_MAX = 64
 DESCRIPTION_LENGTH_MAX = 1024
-GATE_NAMES_MAX = 32  # in each list of what a skill requires
+GATE_NAMES_MAX = 32  # in each list of requirements
 GATE_NAME_LENGTH_MAX = 128
 DISPATCH_ARGUMENT = "command"
 
 _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-_OTHER_HOUSES = ("retinue", "openclaw", "clawdbot", "crocbot")  # who keeps gates under `metadata`
+_OTHER_HOUSES = ("retinue", "openclaw", "clawdbot", "crocbot")  # projects that put requirements under `metadata`
 _TOOL = re.compile(r"[A-Za-z_][A-Za-z0-9_:.-]{0,127}")
 _SYSTEMS = {"macos": "darwin", "osx": "darwin", "windows": "win32"}
 
 
 class Source(StrEnum):
-    """Where a skill was found. Of two with one name, the one whose source stands first here is used."""
+    """Where a skill was found, in order of precedence: of two with the same name, the first is used."""
 
     WORKSPACE = "workspace"
-    AGENT = "agent"  # in the agent's home
+    AGENT = "agent"  # in the agent directory
     HOUSE = "house"  # in RETINUE_HOME/skills
     PLUGIN = "plugin"
-    EXTRA = "extra"  # in a folder that the settings name
+    EXTRA = "extra"  # in a folder from the settings
 
 
 PRECEDENCE = {source: rank for rank, source in enumerate(Source)}
 
 
 class Gates(Struct, frozen=True, kw_only=True):
-    """What must be so for a skill to be of use. `always`: whatever else is asked for, it is."""
+    """The requirements of a skill or hook. `always` overrides all others."""
 
     always: bool = False
     os: tuple[str, ...] = ()
@@ -55,37 +55,37 @@ NO_GATES = Gates()
 
 
 class Surroundings(Struct, frozen=True, kw_only=True):
-    """What gates are held against: facts that the caller brings."""
+    """The facts that requirements are checked against, passed by the caller."""
 
-    os: str  # as `sys.platform` says it
+    os: str  # as in `sys.platform`
     has_bin: Callable[[str], bool]
     has_env: Callable[[str], bool]
     has_config: Callable[[str], bool]
 
 
 class Front(Struct, frozen=True, kw_only=True):
-    """What a SKILL.md says of itself."""
+    """The parsed content of a SKILL.md."""
 
     name: str
     description: str
     body: str
     gates: Gates = NO_GATES
-    for_models: bool = True  # False: a person calls for it, and no model is told of it
-    for_people: bool = True  # False: it is no command of its own
-    tool: str = ""  # what a person writes behind its command goes straight to this tool, and no model is asked
-    argument: str = DISPATCH_ARGUMENT  # as this argument of it
-    bundle: str = ""  # the operations whose command line lies beside it
+    for_models: bool = True  # False: only a person can call it, and it is not in the prompt
+    for_people: bool = True  # False: it has no slash command
+    tool: str = ""  # its command calls this tool directly, without a model
+    argument: str = DISPATCH_ARGUMENT  # the tool's argument that gets the text after the command
+    bundle: str = ""  # the noun of the operations that its command line calls
 
 
 class Skill(Struct, frozen=True, kw_only=True):
-    """One skill as it lies on disk now. `hash` is over every file in its folder.
+    """One skill, as it is on disk now. `hash` covers every file in its folder.
 
-    `content` is what a person is shown of it, where someone is to be.
+    `content` is the text that a person reviews, if it was requested.
     """
 
     front: Front
     source: Source
-    owner: str  # whose place it lies in: an agent, a plug-in, a folder; empty in the house's own
+    owner: str  # an agent, a plugin or a folder; empty for the instance
     folder: Path
     hash: str
     content: str = ""
@@ -100,12 +100,12 @@ class Skill(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What it is found good under: another's skill of the same name is another."""
+        """The key of its approval: a skill of the same name from another owner has another key."""
         return "/".join(filter(None, (self.source.value, self.owner, self.name)))
 
 
 def parse(text: str, *, folder: str) -> Front:
-    """Read a SKILL.md that lies in a folder of this name."""
+    """Parse a SKILL.md from a folder of this name."""
     said, body = split(text)
     name = said.get("name")
     if not isinstance(name, str) or len(name) > NAME_LENGTH_MAX or not _NAME.fullmatch(name):
@@ -135,7 +135,7 @@ def parse(text: str, *, folder: str) -> Front:
 
 
 def gated(gates: Gates, here: Surroundings) -> str:
-    """Why a skill is of no use here; empty where it is."""
+    """Return the first requirement that is not met; an empty string if all are."""
     if gates.always:
         return ""
     if gates.os and here.os not in gates.os:
@@ -152,13 +152,13 @@ def gated(gates: Gates, here: Surroundings) -> str:
 
 
 def gates_of(said: Mapping[str, Any]) -> tuple[Gates, Mapping[str, Any]]:
-    """What front matter requires, and what else it says for a house such as this one: hooks are gated alike."""
+    """Return the requirements in front matter, and the merged front matter. Used by hooks too."""
     own = _own(said)
     return _gates(own), own
 
 
 def _own(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Gates stand at the top, or under `metadata` in the name of a house that knows them."""
+    """Return the front matter merged with the `metadata` entry of a known project, if there is one."""
     metadata = said.get("metadata")
     if isinstance(metadata, dict):
         for house in _OTHER_HOUSES:
@@ -174,7 +174,7 @@ def _gates(said: Mapping[str, Any]) -> Gates:
         raise _invalid("`requires` does not fit", "it has the keys bins, anyBins, env and config")
     needs = cast("dict[str, Any]", requires)
     if unknown := needs.keys() - {"bins", "anyBins", "env", "config"}:
-        # A gate that we passed over would be a gate that stands open.
+        # Ignoring an unknown requirement would treat it as met.
         raise _invalid(f"`requires.{min(unknown)}` is not known", "it has the keys bins, anyBins, env and config")
     return Gates(
         always=_flag(said, "always"),
@@ -208,7 +208,7 @@ def _is_gate_name(name: object) -> bool:
 
 
 def _dispatched(said: Mapping[str, Any]) -> str:
-    """The tool that its command is handed to, where it is handed to one."""
+    """Return the tool that the skill's command calls directly; an empty string if there is none."""
     how, tool = _word(said, "command-dispatch"), _word(said, "command-tool")
     if how not in ("", "tool"):
         raise _invalid("`command-dispatch` does not fit", "it is `tool`, or left out")
