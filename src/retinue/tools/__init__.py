@@ -1,1 +1,1 @@
-"""What an agent can do."""
+"""The tools that agents can call."""

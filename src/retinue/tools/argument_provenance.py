@@ -1,4 +1,4 @@
-"""Where the arguments of calls come from, worked out once for all calls of a turn."""
+"""Decides tool calls by the provenance of their arguments, once for all calls of a turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from retinue.policy.provenance.provenance_rules import OriginPolicy
 
 
 class Reading:
-    """What was read up to a turn, and what of it explains. `as_read` gives a call as its tool reads it."""
+    """Decides calls by the provenance of their arguments.
+
+    `canonicalize` returns a call in the form in which its tool parses it.
+    """
 
     def __init__(
         self, policy: OriginPolicy, context: list[Record], *, today: date | None, as_read: Callable[[Call], Call]
@@ -24,7 +27,7 @@ class Reading:
         self._policy = policy
         self._today = today
         told = provenance.context_of(context)
-        # A call is the same as one that spells out what the other leaves to a default.
+        # A call that leaves out a default equals one that spells it out.
         self._context = replace(told, done=tuple(as_read(call) for call in told.done))
 
     def decide(self, spec: ToolSpec, call: Call) -> Decision:

@@ -1,4 +1,7 @@
-"""A tool: what it declares, and how it is performed. Arguments are parsed before a tool sees them."""
+"""The tool protocol: what a tool declares and how it is performed.
+
+Arguments are parsed before a tool receives them.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,19 @@ from retinue.domain.trust import Trust
 
 
 class ToolFailed(RetinueError):
-    """The tool could not do it. The model reads the sentence, the because and the next move."""
+    """The tool could not do what was asked. The model reads the sentence, the reason and the next
+    step.
+    """
 
     code = "tool.failed"
 
 
 class Pending(Exception):
-    """Not an error: what the tool has set going is not at its end. The call stays open, and is made again once
-    something has come of it, or at `until`. Only a repeatable tool may say so."""
+    """Raised when the work that a tool started is not finished. This is not an error.
+
+    The call stays open. It is made again when there is a result, or at `until`. Only a repeatable
+    tool may raise this.
+    """
 
     def __init__(self, until: datetime) -> None:
         super().__init__(f"waiting until {until}")
@@ -43,18 +51,23 @@ class Pending(Exception):
 
 
 def as_tool_failed(error: RetinueError) -> ToolFailed:
-    """Whatever went wrong in the house, for the model to read."""
+    """Convert an internal error to one that the model reads."""
     return ToolFailed(error.sentence, because=error.because, try_this=error.try_this, code=error.code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """Where a call happens: all a tool may know beyond its arguments.
+    """The context of one tool call: everything a tool may know beyond its arguments.
 
-    `trust` is that of the least trusted words in the context. Whatever a tool makes, stores or sends from here is
-    labelled with it. `sender` is who the run works for. `can_use` says of a tool whether its agent has it here.
-    A subagent acts as whoever sent it out first, bound by the rules of all its `senders`: what is asked, read or run
-    here is asked, read or run by `acts_as`.
+    `trust` is the lowest trust of anything in the context. Everything a tool creates, stores or
+    sends from this call is marked with it.
+
+    `sender` is the address the run works for. `can_use` tells whether the agent has a given tool
+    here.
+
+    A subagent acts as the agent that started the chain, `effective_agent`, and follows the rules of
+    all its `parent_agents`. Requests, reads and commands of this call are made as
+    `effective_agent`.
     """
 
     agent: Agent
@@ -68,7 +81,7 @@ class Scene:
     requesters: tuple[Requester, ...] = ()  # the people on whose behalf the run works
     trust: Trust = Trust.PRIVATE
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)  # for this run's commands
-    elevated: Elevation | None = None  # what the conversation says of commands that leave the sandbox
+    elevated: Elevation | None = None  # the session's setting for commands outside the sandbox
     senders: tuple[Agent, ...] = ()
     acting: Agent | None = None
     can_use: Callable[[str], bool] = field(default=lambda _tool: True, repr=False, compare=False)
@@ -79,12 +92,12 @@ class Scene:
 
     @property
     def others(self) -> tuple[Requester, ...]:
-        """Those it works for who are not the owner."""
+        """The requesters of this run who are not the owner."""
         return tuple(each for each in self.requesters if not each.is_owner)
 
 
 class Output(Struct, frozen=True, kw_only=True):
-    """What a tool has to say. Its trust is that of the words: without one, it follows from the tool's effects."""
+    """The output of a tool. If `trust` is None, it follows from the tool's effects."""
 
     text: str
     trust: Trust | None = None
@@ -93,7 +106,7 @@ class Output(Struct, frozen=True, kw_only=True):
 
 
 class Tool(Protocol):
-    """One thing an agent can do. A text alone is an output."""
+    """One tool of an agent. A plain string is a complete output."""
 
     @property
     def spec(self) -> ToolSpec: ...
@@ -106,15 +119,20 @@ class Tool(Protocol):
 
 @runtime_checkable
 class Reaching(Protocol):
-    """A tool that reaches beyond the workspace. What it needs and the agent has not, a person is asked for."""
+    """A tool that may need permissions beyond the workspace.
+
+    If a required permission was not granted, a person is asked for it.
+    """
 
     def needs(self, arguments: Any, scene: Scene) -> Sequence[Permission]: ...
 
 
 @runtime_checkable
 class Walled(Protocol):
-    """A tool whose calls run somewhere. Asked whether this one may, right before it is performed, once it is ready to
-    say so."""
+    """A tool whose calls run in a sandbox.
+
+    The sandbox decision is made directly before the call is performed, after `prepare_sandbox`.
+    """
 
     async def ready(self) -> None: ...
     def sandbox(self, arguments: Any, scene: Scene) -> Decision: ...
@@ -122,15 +140,22 @@ class Walled(Protocol):
 
 @runtime_checkable
 class Confirmed(Protocol):
-    """A tool of which some calls are put to the owner each time, whatever was granted and however far the words in the
-    context are trusted. None where this call is not one of them."""
+    """A tool with calls that the owner must confirm each time.
+
+    Grants and the trust of the context do not change this. None means that this call needs no
+    confirmation.
+    """
 
     def confirm(self, arguments: Any, scene: Scene) -> Decision | None: ...
 
 
 @runtime_checkable
 class Ruled(Protocol):
-    """A tool that has rules of its own in the settings. `under` others it is used to judge, never to perform."""
+    """A tool that has its own settings.
+
+    `with_settings` returns a copy for other settings. The copy is used to decide calls, never to
+    perform them.
+    """
 
     def under(self, settings: Settings) -> Tool: ...
 
@@ -139,14 +164,16 @@ SCHEMAS_KEPT_MAX = 512
 
 
 def schema_of(arguments: type[msgspec.Struct]) -> dict[str, Any]:
-    """The JSON schema of a struct, as every provider takes it: an object at the top that refers to nothing. The caller
-    may change it."""
+    """Return the JSON schema of a struct in the form that every provider accepts.
+
+    The top level is an object and there are no references. The caller may change the result.
+    """
     return cast("dict[str, Any]", msgspec.json.decode(_encoded_schema(arguments)))
 
 
 @lru_cache(SCHEMAS_KEPT_MAX)
 def _encoded_schema(arguments: type[msgspec.Struct]) -> bytes:
-    """To look into a type takes a hundred times longer than to read its schema back."""
+    """Cached because inspecting a type takes a hundred times longer than decoding its schema."""
     return msgspec.json.encode(_schema(arguments))
 
 
@@ -163,7 +190,7 @@ def _schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _spelled_out(schema: Any, definitions: dict[str, Any]) -> Any:
-    """With the definition in place of each reference to it. No argument is a struct that holds itself."""
+    """Replace each reference by its definition. No argument type refers to itself."""
     if isinstance(schema, list):
         return [_spelled_out(part, definitions) for part in cast(list[Any], schema)]
     if not isinstance(schema, dict):

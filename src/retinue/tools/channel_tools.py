@@ -1,4 +1,7 @@
-"""`send_file` and `react`: what an agent can do in a room beside speaking. Only where the place can."""
+"""`send_file` and `react`: what an agent can do in a channel besides sending text.
+
+Both work only where the platform supports them.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +40,17 @@ from retinue.tools.files.file_snapshot import look
 from retinue.tools.files.paths import locate
 
 SENT_BYTES_MAX = 50 * 1024 * 1024
-RECORDS_LOOKED_AT_MAX = 1_000  # from the newest back, for a file that came in or was made
+RECORDS_LOOKED_AT_MAX = 1_000  # from the newest backwards, when looking for an attachment
 HASH_CHARS_MIN = 8
 REACT_S_MAX = 20.0
 EMOJI_CHARS_MAX = 16
 
 Rooms = Callable[[str], Connector | None]
-"""The connector of a name, where the house has it."""
+"""Returns the connector with this name, or None."""
 
 
 class SendAs(StrEnum):
-    AUTO = "auto"  # as what it is
+    AUTO = "auto"  # by its media type
     DOCUMENT = "document"
     PHOTO = "photo"
     VIDEO = "video"
@@ -63,7 +66,10 @@ class SendFileArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SendFile(Struct, frozen=True):
-    """A letter with one file. Its key is the call's, so that one which is made again after a crash is sent once."""
+    """Sends an envelope with one file.
+
+    The idempotency key derives from the call, so a call repeated after a crash sends one envelope.
+    """
 
     post: Post
     ground: Ground
@@ -135,7 +141,7 @@ class SendFile(Struct, frozen=True):
         async with self.ground.alone_with(place.real):
             found = await asyncio.to_thread(partial(look, place.real, text=path, bytes_max=SENT_BYTES_MAX))
             trust = await self.ground.trust_of(place.real, found)
-        import mimetypes  # with the first file that is sent
+        import mimetypes  # slow import, needed only when a file is sent
 
         name = place.real.rpartition("/")[2]
         guessed = mimetypes.guess_type(name)[0] or "application/octet-stream"
@@ -144,7 +150,7 @@ class SendFile(Struct, frozen=True):
 
 
 def _of_conversation(conn: sa.Connection, *, session: SessionId, id_: str) -> tuple[Attachment, Trust] | None:
-    """A file that this session has seen, and how far what came with it can be believed."""
+    """Return an attachment of this session by hash prefix, and the trust of the record that has it."""
     found = sessions.get(conn, session)
     if found is None or len(id_) < HASH_CHARS_MIN:
         return None
@@ -178,7 +184,9 @@ class ReactArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class React(Struct, frozen=True):
-    """It is put to the message on the platform that an envelope was or became. Twice is as good as once."""
+    """Reacts to a platform message, found by its envelope. Repeating the same reaction changes
+    nothing.
+    """
 
     ground: Ground
     rooms: Rooms
@@ -208,7 +216,7 @@ class React(Struct, frozen=True):
         except DeliveryFailed as failed:
             raise ToolFailed(
                 f"{room} did not take the reaction",
-                because=f"{failed.kind.value}",  # a platform's own words are not put before a model
+                because=f"{failed.kind.value}",  # platform texts are not shown to a model
                 try_this="try another emoji, or say it in words",
                 code="reaction.refused",
             ) from failed
@@ -220,7 +228,7 @@ class React(Struct, frozen=True):
 
 
 def _message(conn: sa.Connection, *, named: str, scene: Scene) -> tuple[Address, str]:
-    """The room and the message that an envelope stands for: one that the agent sees."""
+    """Return the channel and the platform message id of an envelope that the agent can see."""
     letter = _named(conn, named, scene)
     for room in (letter.sender, letter.recipient) if letter is not None else ():
         if letter is not None and room.kind is AddressKind.CHANNEL and not room.is_external:

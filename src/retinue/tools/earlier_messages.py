@@ -1,4 +1,4 @@
-"""What was said before, and does not stand in a context any more."""
+"""Owner turns that are no longer in the context."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from retinue.domain.record import Record, Summary
 from retinue.store.core.connection import Store
 from retinue.store.sessions import records
 
-OWNER_TURNS_MAX = 200  # that a summary stands for, and which still explain
+OWNER_TURNS_MAX = 200  # owner turns behind a summary that still count for provenance
 
 
 class EarlierWords(Struct, frozen=True):
-    """What the owner said before a summary took its place. The summary is a model's; these are still theirs."""
+    """Reads the owner's turns that a summary replaced.
+
+    The summary was written by a model. The original turns are still the owner's own text.
+    """
 
     store: Store
 

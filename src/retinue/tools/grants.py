@@ -1,4 +1,4 @@
-"""What agents were granted, asked each time a call depends on it: what is granted or revoked counts at once."""
+"""Grants of agents, looked up for each call, so that a new or revoked grant applies at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ AGENTS_REMEMBERED_MAX = 1_000
 
 
 class Grants:
-    """The grants of each agent: read by key, and remembered until one is written. Never for long: others may write."""
+    """Caches the grants of each agent until a grant is written.
+
+    The TTL is short because other processes may write too.
+    """
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -39,7 +42,7 @@ class Grants:
     async def _read(self, agent: str, now: datetime) -> list[Grant]:
         changes = self._changes
         found = await self._store.read(partial(grants.of_agent, agent=agent, now_ms=to_ms(now)))
-        if changes == self._changes:  # what was committed while we looked may have revoked one
+        if changes == self._changes:  # a commit during the read may have revoked one
             if len(self._known) >= AGENTS_REMEMBERED_MAX:
                 self._known.clear()
             self._known[agent] = (now, found)

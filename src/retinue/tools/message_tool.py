@@ -1,5 +1,6 @@
-"""`message`: an envelope from an agent to a person or into a room, beside the answer it owes; or a job to be done in
-the background."""
+"""`message`: sends an envelope to a person or a channel, besides the answer, or starts a background
+job.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,10 @@ class MessageArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Message(Struct, frozen=True):
-    """Its key is the call's, so that one which is made again after a crash is sent once."""
+    """Sends an envelope.
+
+    The idempotency key derives from the call, so a call repeated after a crash sends one envelope.
+    """
 
     post: Post
     ground: Ground
@@ -102,7 +106,7 @@ class Message(Struct, frozen=True):
         return f"Sent to {to} (envelope {short(receipt.envelope)})."
 
     async def _followed_up(self, text: str, scene: Scene) -> EnvelopeId | None:
-        """Of those that the agent sees: its own mail, and what is in its sessions."""
+        """Resolve the id of an envelope that the agent can see: its own, or one in its sessions."""
         if not text:
             return None
         agent = Principal(address=address.agent(scene.agent.name), level=PermissionLevel.RESTRICTED, trust=Trust.AGENT)

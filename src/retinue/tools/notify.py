@@ -1,4 +1,4 @@
-"""`notify`: words that the person an agent works for notices when they next look, beside the answer it owes."""
+"""`notify`: stores a notification for the person an agent works for, besides the answer."""
 
 from __future__ import annotations
 
@@ -33,11 +33,14 @@ class NotifyArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Notify(Struct, frozen=True):
-    """Its id follows from the call, so that one which is made again after a crash is there once."""
+    """Stores a notification.
+
+    The id derives from the call, so a call repeated after a crash stores one notification.
+    """
 
     store: Store
     clock: Clock
-    owner: str  # who is told where nobody wrote: a schedule works for the house
+    owner: str  # notified if no person wrote: a schedule works for the owner
     mask: Callable[[str], str] = str
     arguments: type[msgspec.Struct] = NotifyArguments
     spec: ToolSpec = field(
@@ -81,13 +84,13 @@ def _keep(conn: sa.Connection, *, made: Notification) -> None:
             try_this="answer in the conversation",
             code="notification.nobody",
         )
-    if sessions.get(conn, made.session or "") is None:  # called directly, and in no conversation
+    if sessions.get(conn, made.session or "") is None:  # a direct call has no session
         made = replace(made, session=None)
     notifications.add(page, made)
     page.close()
 
 
 def person_of(scene: Scene) -> str | None:
-    """The person whose words a run works on; None where it was an agent, a clock or a room."""
+    """Return the person the run works for, or None for an agent, a schedule or a channel."""
     sender = scene.sender
     return sender.name if sender is not None and sender.kind is AddressKind.PERSON else None

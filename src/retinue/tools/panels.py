@@ -1,8 +1,10 @@
-"""`panels_*` and `open_url`: what stands on the screen of the person an agent works for, and changes to it.
+"""`panels_*` and `open_url`: read and change the panels in the web app of the person an agent works
+for.
 
-What panels say is untrusted: a title or a context repeats whatever the panel shows, be it a mail, a page or a file that
-a stranger wrote, and nobody has looked at it. A link is opened by the person's own browser, with all that is in its
-address: that sends something out.
+The content of panels is untrusted. A title or a context repeats whatever the panel shows, such as
+an email, a web page or a file that a stranger wrote.
+
+The person's own browser opens a link with everything in its address, so `open_url` sends data out.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from retinue.tools.notify import person_of
 from retinue.tools.ui_windows import NAME_LENGTH_MAX, TITLE_LENGTH_MAX, Panel, Window, Windows
 
 URL_LENGTH_MAX = 2_000
-PANEL_TYPE = "panel-type"  # in a command: `type` is that of the frame
+PANEL_TYPE = "panel-type"  # key in a command; `type` is the type of the WebSocket frame
 
 _encode = msgspec.json.Encoder().encode
 _READS = frozenset({Effect.READS_PRIVATE, Effect.READS_UNTRUSTED})
@@ -35,7 +37,7 @@ WindowId = Annotated[str, Meta(max_length=NAME_LENGTH_MAX, description="Which wi
 
 
 class Region(StrEnum):
-    """Where a panel goes: beside another, or as a tab with it."""
+    """Where a panel goes: beside another panel, or as a tab with it."""
 
     TAB = "tab"
     LEFT = "left"
@@ -87,9 +89,9 @@ class UrlArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _OnScreen:
-    """What all of these have in common: they are for the person whose words are worked on, and for their windows.
+    """Base of the panel tools. They act on the windows of the person the run works for.
 
-    An agent has them only where a rule names them: few have anything to do with a screen.
+    An agent has these tools only if a rule names them, because few agents need them.
     """
 
     name: ClassVar[str]
@@ -131,7 +133,7 @@ class _OnScreen:
 
 
 def _schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
-    """With the regions spelled out in their place: not every provider follows a reference."""
+    """Inline the regions, because not every provider follows references."""
     schema = schema_of(arguments)
     if "region" in schema["properties"]:
         regions = {"type": "string", "enum": [region.value for region in Region], "default": Region.TAB.value}
@@ -139,7 +141,7 @@ def _schema(arguments: type[msgspec.Struct]) -> dict[str, Any]:
     return schema
 
 
-# --- looking ---
+# --- reading ---
 
 
 class PanelsList(_OnScreen):
@@ -244,7 +246,7 @@ class PanelsMove(_OnScreen):
 
     async def _do(self, arguments: MoveArguments, person: str, agent: str) -> str:
         window = self.windows.find(person, window=arguments.window, panel=arguments.panel)
-        self.windows.find(person, window=window.id, panel=arguments.beside)  # a panel moves within its window
+        self.windows.find(person, window=window.id, panel=arguments.beside)  # both panels must be in the same window
         await self.windows.command(
             window, "move", agent=agent, panel=arguments.panel, beside=arguments.beside, region=arguments.region
         )
@@ -281,7 +283,9 @@ class PanelsFocus(_OnScreen):
 
 
 class OpenUrl(_OnScreen):
-    """Nothing is opened where the house runs: where nobody is connected, it is refused."""
+    """Opens a link in the person's browser. Fails if the person has no window open; the server
+    opens nothing itself.
+    """
 
     name = "open_url"
     description = "Put a link before the person you work for, to be opened in their browser."
@@ -297,11 +301,13 @@ class OpenUrl(_OnScreen):
 
 
 def _checked(url: str) -> str:
-    """As it is, if a browser will take it for what it says: another scheme would run or read something there."""
+    """Return the URL if it is plain http or https. Other schemes could run or read something in the
+    browser.
+    """
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
-        _ = parts.port  # raises where it is no number
+        _ = parts.port  # raises ValueError if it is not a number
     except ValueError:
         good = False
     if not good or not url.isprintable() or " " in url or "\\" in url:

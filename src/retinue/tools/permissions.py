@@ -1,4 +1,6 @@
-"""`request_permission` and `grant_permission`: how an agent comes by more than it has, and hands on what it holds."""
+"""`request_permission` and `grant_permission`: ask a person for a permission, or pass one on to
+another agent.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ from retinue.tools.files import as_granted
 from retinue.tools.grants import Grants
 
 REASON_LENGTH_MAX = 1_000
-HANDED_ON_S = 86_400.0  # how long another agent has what the giver has for one conversation only
+HANDED_ON_S = 86_400.0  # lifetime of a permission that the granting agent holds for one session only
 
 Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=REASON_LENGTH_MAX)]
 Tag = Annotated[str, msgspec.Meta(description="`web`, `read:/path`, `write:/path` or `tool:name`")]
@@ -53,14 +55,14 @@ class GrantArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Asks(Protocol):
-    """Puts a question to a person and does not wait: the answer comes as mail."""
+    """Asks a person for a permission without waiting. The answer arrives as an envelope."""
 
     async def __call__(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RequestPermission:
-    """Asks once for each call, however often it is made: the question's id follows from it."""
+    """Creates one approval per call. Its id derives from the call, so a repeated call asks once."""
 
     ask: Asks
     held: Grants
@@ -106,8 +108,11 @@ class RequestPermission:
 
 
 class GrantPermission(Struct, frozen=True):
-    """Nobody hands on what they do not hold, or for longer than they hold it; and nobody has it handed on who may
-    decide about nothing themselves."""
+    """Grants another agent a permission that the granting agent holds.
+
+    The new grant never lasts longer than the grant it derives from. The run principal must have the
+    level that decides about permissions.
+    """
 
     store: Store
     clock: Clock
@@ -119,7 +124,7 @@ class GrantPermission(Struct, frozen=True):
             parameters=schema_of(GrantArguments),
             effects=frozenset({Effect.WRITES}),
             capabilities=frozenset({"permissions.grant"}),
-            repeatable=True,  # the grant's id follows from the call
+            repeatable=True,  # the grant's id derives from the call
         )
     )
 
@@ -153,7 +158,7 @@ class GrantPermission(Struct, frozen=True):
         return f"{name} has {wanted} now{until}."
 
     async def _holds(self, scene: Scene, wanted: Permission, now: datetime) -> Grant:
-        """The grant that lets the giver give: the widest, where there are several."""
+        """Return the widest grant by which the agent holds the permission and may pass it on."""
         name = scene.agent.name
         found = await self.store.read(partial(grants.of_agent, agent=name, now_ms=to_ms(now)))
         good = [
@@ -194,7 +199,9 @@ def _hand_on(conn: sa.Connection, grant: Grant) -> None:
 
 
 async def _parsed(tag: str) -> Permission:
-    """What is asked for is what would be granted: a path as it leads now, whatever its links become."""
+    """Parse a permission and resolve its path now, so that a link changed later cannot widen the
+    grant.
+    """
     try:
         return await asyncio.to_thread(as_granted, permission.parse(tag))
     except Invalid as error:

@@ -1,5 +1,7 @@
-"""`ask_questions`: questions with fields, for the person an agent works for. It does not wait: the answers come as
-their next envelope in the same conversation, whenever that is."""
+"""`ask_questions`: sends a questionnaire to the person an agent works for.
+
+The call does not wait. The answers arrive as the person's next envelope in the same session.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from retinue.store.sessions import sessions
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 from retinue.tools.notify import person_of
 
-QUESTIONNAIRE_GOOD_S = 7 * 86_400.0  # how long one can be answered
+QUESTIONNAIRE_GOOD_S = 7 * 86_400.0  # time in which a questionnaire can be answered
 OPEN_IN_SESSION_MAX = 10
 
 Meta = msgspec.Meta
@@ -56,7 +58,7 @@ class AskArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _schema() -> dict[str, Any]:
-    """With the fields spelled out in their place: not every provider follows a reference."""
+    """Inline the field schema, because not every provider follows references."""
     schema = schema_of(AskArguments)
     item = schema_of(FieldArguments)
     item["properties"]["kind"] = {
@@ -69,12 +71,14 @@ def _schema() -> dict[str, Any]:
 
 
 class AskQuestions(Struct, frozen=True):
-    """Asks once for each call, however often it is made: the questionnaire's id follows from it."""
+    """Creates one questionnaire per call. Its id derives from the call, so a repeated call asks
+    once.
+    """
 
     store: Store
     clock: Clock
     mask: Callable[[str], str] = str
-    post: Post | None = None  # into rooms, whose people are asked there
+    post: Post | None = None  # sends the questions into a channel, for people who are asked there
     arguments: type[msgspec.Struct] = AskArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(
@@ -126,7 +130,7 @@ class AskQuestions(Struct, frozen=True):
         )
 
     async def _who_wrote(self, scene: Scene) -> tuple[str | None, EnvelopeId | None]:
-        """The person in a room, and their letter."""
+        """Return the person who wrote in the channel, and the envelope they wrote."""
 
         def look(conn: sa.Connection) -> tuple[str | None, EnvelopeId | None]:
             run = runs.get(conn, scene.run)
@@ -144,7 +148,9 @@ class AskQuestions(Struct, frozen=True):
 
 
 def _form(made: Questionnaire, room: Address, reply_to: EnvelopeId | None) -> Draft:
-    """The questions, in the room where whoever is asked sits. The same call puts them there once."""
+    """Build the envelope that shows the questions in the person's channel. Its key derives from the
+    questionnaire.
+    """
     return Draft(
         id=EnvelopeId(derived(made.id, "room")),
         sender=address.agent(made.agent, made.session),

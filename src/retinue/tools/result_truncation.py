@@ -1,7 +1,7 @@
-"""Results that are too long to be shown whole: the model reads the beginning, and how to read on.
+"""Truncates tool results that are too long, and reads the full text later.
 
-The whole is kept like an attachment, by the hash of its bytes. It can be read as `result:ID`, in the session whose
-record names it and in no other.
+The model sees the beginning and how to read on. The full text is stored like an attachment, by the
+hash of its bytes. It can be read as `result:ID`, only in the session whose record names it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,17 @@ _ID = re.compile(r"[0-9a-f]{16,64}")
 
 
 class Wholes(Struct, frozen=True):
+    """Stores and reads the full text of truncated tool results."""
+
     files: Files
     store: Store
 
     async def shorten(self, text: str) -> tuple[str, str]:
-        """What is shown of a result, and the hash of the file that holds all of it: empty where nothing was cut.
+        """Return the shown part of a result and the hash of its full text, or an empty hash if it
+        is complete.
 
-        The hash belongs into `ToolResult.whole`: a whole that no record names can be read by nobody, and is swept.
+        The hash belongs into `ToolResult.whole`. A file that no record names cannot be read, and is
+        deleted.
         """
         if len(text) <= RESULT_CHARS_MAX:
             return text, ""
@@ -55,7 +59,7 @@ class Wholes(Struct, frozen=True):
         return self.files.keep([kept], name="result.txt", media_type="text/plain").hash
 
     async def read(self, path: str, session: SessionId) -> tuple[str, ToolResult]:
-        """The whole text behind a `result:ID` of this session, and the result that it belongs to."""
+        """Return the full text for a `result:ID` of this session, and the result it belongs to."""
         id_ = path.removeprefix(RESULT).strip().lower()
         found = (
             await self.store.scan(partial(full_results.find, session=session, prefix=id_))

@@ -1,4 +1,4 @@
-"""`session_status`: what an agent can ask about where it is."""
+"""`session_status`: reports the state of the current session to its agent."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class StatusArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionStatus(Struct, frozen=True):
-    """Reads only, so a crash in the middle of it costs nothing: it simply runs again."""
+    """Reads only, so a call interrupted by a crash can simply run again."""
 
     store: Store
     clock: Clock
     zone_name: str = "UTC"
-    by_12: Callable[[], bool] = bool  # whether the owner reads a clock with twelve hours
+    by_12: Callable[[], bool] = bool  # whether the owner uses a 12-hour clock
     arguments: type[msgspec.Struct] = StatusArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(

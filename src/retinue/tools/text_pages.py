@@ -1,4 +1,4 @@
-"""A part of a long text, and where the next part begins. Lines and columns count from 1; only `\n` ends a line."""
+"""Pages of a long text. Lines and columns count from 1, and only a newline character ends a line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from retinue.text.redaction import masked_part
 
 
 class Page(Struct, frozen=True, kw_only=True):
-    """`next_line` is None where nothing follows. `next_column` is not 1 where a line was too long for one page."""
+    """One page of a text.
+
+    `next_line` is None at the end of the text. `next_column` is not 1 if a line is longer than a
+    page.
+    """
 
     text: str
     first_line: int
@@ -28,8 +32,11 @@ def page(
     chars_max: int,
     mask: Callable[[str], str] | None = None,
 ) -> Page | None:
-    """What begins there, in whole lines where they fit. None where the text has no such place. `mask` takes secrets out
-    of what is shown; places are those of the text."""
+    """Return the page that starts at the position, or None if the text has no such position.
+
+    A page holds whole lines where they fit. `redact` removes secrets from the returned text;
+    positions refer to the original text.
+    """
     start = _start_of(text, line)
     if start is None or (column > 1 and column > _end_of(text, start, 1) - start):
         return None
@@ -53,7 +60,7 @@ def line_count(text: str) -> int:
 
 
 def go_on(page: Page) -> str:
-    """The arguments that show what follows."""
+    """Return the arguments that request the next page."""
     column = f", column={page.next_column}" if page.next_column != 1 else ""
     return f"offset={page.next_line}{column}"
 

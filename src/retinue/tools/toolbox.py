@@ -1,6 +1,7 @@
-"""The tools at an agent's hand: which are offered, which calls are allowed, and performing them.
+"""The tools of an agent: which are offered, which calls are allowed, and how calls are performed.
 
-Every mishap of a call is a result that the model reads: an unknown tool, bad arguments, a failure.
+Every failure of a call is a result that the model reads: an unknown tool, invalid arguments, an
+error.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ _P = TypeVar("_P")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occasion:
-    """What all calls of a turn have in common: who makes them, for whom, where, and knowing what."""
+    """The context shared by all calls of a turn: the agent, the run, the permissions and the
+    records.
+    """
 
     agent: Agent
     session: SessionId
@@ -65,11 +68,11 @@ class Occasion:
     rights: Rights
     where: Circumstances = Circumstances()
     context: Sequence[Record] = ()
-    believed: Trust | None = None  # how far that can be, where it is known already
+    believed: Trust | None = None  # trust of the context, if it is already known
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     elevated: Elevation | None = None
-    acting: Agent | None = None  # as whom, if not as the agent
-    trust: Trust = field(init=False)  # of the least trusted words in the context
+    acting: Agent | None = None  # the agent whose rights apply, if not `agent`
+    trust: Trust = field(init=False)  # lowest trust in the context
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trust", self.believed or least_believed(self.context))
@@ -97,11 +100,11 @@ class Occasion:
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What is to become of each call of one reply, decided before any is performed.
+    """The decision on each call of one reply, made before any call is performed.
 
-    `scenes` are for the calls that are allowed, and `reasons` say why they are. `gives` is what those to be asked about
-    reach for and nobody has granted; `would_grant` is what a yes for longer than once would grant. It was decided by
-    `held` and `rules`.
+    `contexts` and `reasons` cover the allowed calls. `missing_permissions` are what the asked calls
+    need beyond what was granted. `would_grant` is what a lasting approval would grant.
+    `held_permissions` and `settings` are what the decision was based on.
     """
 
     allowed: tuple[Call, ...] = ()
@@ -117,7 +120,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 class Direct(Struct, frozen=True):
-    """What is to become of one call, and where it happens if it may."""
+    """The decision on a call outside of a run, and its context."""
 
     decision: Decision
     scene: Scene
@@ -138,6 +141,8 @@ def refusal(call: Call, why: str, *, trust: Trust = Trust.PRIVATE) -> ToolResult
 
 
 class Toolbox:
+    """Holds the tools of an instance, decides calls and performs them."""
+
     def __init__(
         self,
         tools: Sequence[Tool],
@@ -154,8 +159,11 @@ class Toolbox:
         mask: Callable[[str], str] = str,
         more: Callable[[Agent], Sequence[Layer]] = lambda _agent: (),
     ) -> None:
-        """With a clock, no agent makes more calls than that in a minute; 0 is no limit. `mask` takes secrets out of
-        what tools say; with `ids`, untrusted words are put between markers."""
+        """With a clock, limit each agent to `calls_per_minute`; 0 means no limit.
+
+        `redact` removes secrets from tool output. With `ids`, untrusted output is wrapped in
+        markers.
+        """
         self._clock = clock
         self._calls = Buckets(calls_per_minute, AGENTS_REMEMBERED_MAX)
         self._settings = settings
@@ -168,7 +176,7 @@ class Toolbox:
         self._mask = mask
         self._more = more
         self._ruled_by: ToolSettings | None = None
-        self._chains: dict[object, _Known] = {}  # asked for every turn
+        self._chains: dict[object, _Known] = {}  # needed in every turn
         self._latest: _Latest | None = None
         self.bring(tools)
 
@@ -184,7 +192,7 @@ class Toolbox:
         return tool.spec if tool else None
 
     def under(self, settings: Settings, *, origin: Callable[[], OriginPolicy] | None = None) -> Toolbox:
-        """The same tools under other rules, for whoever wants to know what these would change."""
+        """Return the same tools with other settings, to find out what these would change."""
         return Toolbox(
             [tool.under(settings) if isinstance(tool, Ruled) else tool for tool in self._tools.values()],
             clock=self._clock,
@@ -196,9 +204,9 @@ class Toolbox:
         )
 
     def bring(self, tools: Sequence[Tool]) -> None:
-        """These tools from now on: a plug-in or a server has come or gone."""
+        """Replace all tools, after a plugin or an MCP server was added or removed."""
         self._tools = {tool.spec.name: tool for tool in tools}
-        # Asked of every call, and a protocol takes its time to say so.
+        # Computed once, because every call needs it and isinstance on a protocol is slow.
         self._reaching = _by_protocol(tools, Reaching)
         self._walled = _by_protocol(tools, Walled)
         self._confirmed = _by_protocol(tools, Confirmed)
@@ -221,12 +229,12 @@ class Toolbox:
         if settings is not self._ruled_by or len(self._chains) >= CHAINS_REMEMBERED_MAX:
             self._forget()
             self._ruled_by = settings
-        more = tuple(self._more(agent))  # by other settings than those of tools
-        latest = self._latest  # a turn asks several times, for the very same agent in the very same circumstances
+        more = tuple(self._more(agent))  # from settings outside of [tools]
+        latest = self._latest  # a turn looks up the same agent in the same circumstances several times
         if latest is not None and latest.asked_by is agent and latest.where == where and latest.more == more:
             return latest.known
         above = tuple(tuple(self._more(sender)) for sender in where.senders) if where.senders else ()
-        # Not by who asks: almost all are under the same rules, and every subagent has an address of its own.
+        # The sender is not part of the key: most senders have the same rules, and each subagent has its own address.
         ruled = tuple(by_sender(settings, where))
         key = (agent.name, agent.tools, where.apart_from_who_asks, ruled, more, above)
         known = self._chains.get(key)
@@ -242,12 +250,14 @@ class Toolbox:
         return known
 
     async def judge(self, call: Call, occasion: Occasion) -> Judgement:
-        """The whole verdict on one call. Policy is asked each time: a yes from last week does not outlive a rule from
-        today."""
+        """Return the full decision on one call.
+
+        Policy is evaluated each time, so that an old approval does not outlive a new rule.
+        """
         return await self._judge_by(call, occasion, await self._held(occasion))
 
     async def decide_directly(self, call: Call, occasion: Occasion) -> Direct:
-        """For a call outside of any run: nobody was asked, and nobody will be."""
+        """Decide a call outside of a run, where no approval can be requested."""
         held = await self._held(occasion)
         judgement = await self._judge_by(call, occasion, held)
         return Direct(judgement.decision, self._scene(call, occasion, held))
@@ -283,9 +293,10 @@ class Toolbox:
         held: Sequence[Permission],
         reading: Reading | None,
     ) -> tuple[Judgement, tuple[Permission, ...]]:
-        """The verdict, and what the call needs that was not granted: a person's yes to it gives it that much.
+        """Return the decision, and the needed permissions that were not granted.
 
-        Arguments that cannot be read, None here, reach for nothing: the call will be refused.
+        A person who allows the call gives it these permissions. `arguments` is None if they are
+        invalid: such a call needs nothing, because it will be refused.
         """
         chain = self.chain(occasion.agent, occasion.where)
         if arguments is None or chain.decide(tool.spec).denied:
@@ -307,14 +318,14 @@ class Toolbox:
         return judgement, lacks
 
     async def _read(self, occasion: Occasion) -> Reading | None:
-        """None while everything that was read can be believed: then its origin has nothing to say about a call."""
+        """Return None while the whole context is trusted: then provenance cannot affect a call."""
         if self._origin is None or occasion.trust is not Trust.UNTRUSTED:
             return None
         context = list(occasion.context)
         if self._earlier is not None:
             context = [*await self._earlier(occasion.session, context), *context]
         today = self._clock.now().astimezone(self._zone).date() if self._clock is not None else None
-        from retinue.tools.argument_provenance import Reading  # only once something was read that nobody vouches for
+        from retinue.tools.argument_provenance import Reading  # needed only for untrusted content
 
         return Reading(self._origin(), context, today=today, as_read=self._as_read)
 
@@ -347,10 +358,10 @@ class Toolbox:
             judgement, lacks = self._judge(tool, call, arguments, occasion, held, reading)
             decision = judgement.decision
             if unfit and not decision.denied:
-                closed.append(refusal(call, unfit))  # before anyone is asked about what cannot be done
+                closed.append(refusal(call, unfit))  # do not ask a person about a call that cannot be performed
                 continue
-            # Whoever was asked has the last word, also where the rules would no longer ask: a no stays a no, and a yes
-            # that is still to come has a run of its own.
+            # An existing answer wins, even if the rules would no longer ask. A denial stays a denial, and a pending
+            # approval resumes in a separate run.
             match decision.verdict, ask.answer_to(call):
                 case Verdict.DENY, _:
                     closed.append(refusal(call, _not_allowed(decision)))
@@ -364,13 +375,13 @@ class Toolbox:
                     scenes[call.id] = self._scene(call, occasion, held)
                     reasons[call.id] = decision.because
                 case _, ApprovalState.ALLOWED if beyond := missing(lacks, occasion.rights, ask.gives(call)):
-                    # The same words may lead elsewhere by now: through a link, or since a grant was taken back.
+                    # The same arguments may need more by now: a link changed, or a grant was revoked.
                     named = ", ".join(str(each) for each in beyond)
                     closed.append(refusal(call, f"Not done: it needs {named}, which nobody was asked for. Try again."))
                 case _, ApprovalState.ALLOWED:
                     allowed.append(call)
                     scenes[call.id] = self._scene(call, occasion, (*held, *lacks))
-                    # By name: what was asked there quotes the arguments, and the audit is for good.
+                    # By id only: the approval's text quotes the arguments, and the audit log is permanent.
                     reasons[call.id] = f"approval {ask.name_of(call)} allows it"
                 case _, ApprovalState.OPEN:
                     closed.append(refusal(call, f"Waiting for approval {ask.name_of(call)}. Go on without it for now."))
@@ -382,7 +393,7 @@ class Toolbox:
             closed=tuple(closed),
             because="; ".join(dict.fromkeys(because)),
             gives=tuple(dict.fromkeys(gives)),
-            # One that is asked about for itself has all of them asked about for themselves.
+            # If one call can only be allowed once, all calls of this approval can only be allowed once.
             would_grant=tuple(dict.fromkeys(each for some in would_grant for each in some)) if all(would_grant) else (),
             scenes=scenes,
             reasons=reasons,
@@ -391,13 +402,15 @@ class Toolbox:
         )
 
     async def holds(self, plan: Plan, occasion: Occasion) -> bool:
-        """Whether nothing was granted, taken back or ruled otherwise since this was decided."""
+        """Return whether grants and settings are unchanged since the plan was made."""
         return self._settings() is plan.rules and await self._held(occasion) == plan.held
 
     # --- performing ---
 
     async def perform(self, call: Call, scene: Scene, *, kept: bool = True) -> ToolResult:
-        """`kept`: there is a record to keep the result in, so that all of it can be read later."""
+        """Perform one call. `is_recorded` means that a record stores the result, so it can be read
+        in full later.
+        """
         tool = self._tools[call.tool]
         if self._clock is not None and self._calls.per_minute:
             wait_s = math.ceil(self._calls.take(scene.agent.name, self._clock.now().timestamp()))
@@ -416,10 +429,10 @@ class Toolbox:
         except msgspec.ValidationError as error:
             return refusal(call, _does_not_fit(call, error))
         except Pending:
-            if tool.spec.only_looks:  # and has set nothing going: there is no step that could stay open
+            if tool.spec.only_looks:  # a read-only tool has no step that could stay open
                 return refusal(call, f"'{call.tool}' broke: it waits for something, and only looks.")
             raise
-        except ToolFailed as error:  # told in the house's own words where the tool is the house's
+        except ToolFailed as error:  # a built-in tool's error text is our own
             return refusal(call, self._mask(str(error)), trust=_trust_of_failure(tool.spec, own=_is_ours(tool.spec)))
         except Exception as error:  # noqa: BLE001 - a broken tool is something the model reads about
             if bound.expired():
@@ -451,13 +464,15 @@ class Toolbox:
 
 
 def _by_protocol(tools: Sequence[Tool], protocol: type[_P]) -> dict[str, _P]:
-    """Those that fulfil it, by name. Asked once for each class: almost all tools are operations."""
+    """Return the tools that implement a protocol, by name. Checks once per class: most tools share
+    one.
+    """
     fitting = {kind for kind in {type(tool) for tool in tools} if issubclass(kind, protocol)}
     return {tool.spec.name: cast("_P", tool) for tool in tools if type(tool) in fitting}
 
 
 def _parsed(tool: Tool, call: Call) -> tuple[Any | None, str]:
-    """The arguments, or what is wrong with them."""
+    """Return the arguments, or None and what is wrong with them."""
     try:
         return msgspec.convert(call.arguments, tool.arguments), ""
     except msgspec.ValidationError as error:
@@ -469,8 +484,8 @@ def _does_not_fit(call: Call, error: msgspec.ValidationError) -> str:
 
 
 def _as_read(call: Call, arguments: Any) -> Call:
-    """As the tool will read it: by one name each, and without what could as well have been left out."""
-    if not isinstance(arguments, msgspec.Struct):  # a server's tool, whose arguments are as they came
+    """Return the call as the tool parses it: aliases resolved and default values left out."""
+    if not isinstance(arguments, msgspec.Struct):  # an MCP tool: its arguments have no struct
         return call
     given: dict[str, Any] = msgspec.to_builtins(arguments)
     for known in msgspec.structs.fields(arguments):
@@ -488,7 +503,7 @@ def _is_ours(spec: ToolSpec) -> bool:
 
 
 def _trust_of_failure(spec: ToolSpec, *, own: bool) -> Trust:
-    """What went wrong outside is told in words from outside."""
+    """An error text of an external tool is untrusted content."""
     return Trust.UNTRUSTED if Effect.READS_UNTRUSTED in spec.effects and not own else Trust.PRIVATE
 
 

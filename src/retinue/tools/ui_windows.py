@@ -1,8 +1,9 @@
-"""The windows that people have open, and what stands in them. Presence, not data: a window is here while it is
-connected, and what it says of itself is kept no longer than that.
+"""The open web app windows of people, and the panels in them.
 
-Windows come in by the api, which says what each one shows and hands it commands; tools look at them and ask something
-of one. A command is done when the window says so, and not before.
+A window exists while it is connected. Its inventory is kept in memory and never stored.
+
+The API registers windows, updates their inventory and sends them commands. Tools read the inventory
+and send commands. A command is done only when the window confirms it.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from retinue.domain.errors import Conflict, Invalid, NotFound, RetinueError, Too
 from retinue.domain.ports import Clock, Ids
 from retinue.domain.storable_text import is_storable
 
-WINDOWS_MAX = 20  # of one person
-PANELS_MAX = 50  # in one window
-NAME_LENGTH_MAX = 64  # of an id, a type, a binding
+WINDOWS_MAX = 20  # per person
+PANELS_MAX = 50  # per window
+NAME_LENGTH_MAX = 64  # of an id, a type or a binding
 TITLE_LENGTH_MAX = 200
-CONTEXT_BYTES_MAX = 4_096  # of one panel, as JSON
+CONTEXT_BYTES_MAX = 4_096  # per panel, as JSON
 LAYOUT_BYTES_MAX = 16_384
-COMMANDS_WAITING_MAX = 20  # for one window
+COMMANDS_WAITING_MAX = 20  # per window
 ANSWERED_WITHIN_S = 10.0
-REASON_LENGTH_MAX = 200  # of why a window could not do it
+REASON_LENGTH_MAX = 200  # of a window's error text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]*")
 _encode = msgspec.json.Encoder().encode
 
 
 class WindowFailed(RetinueError):
-    """The window could not do it, or did not say that it had."""
+    """The window reported a failure, or did not answer in time."""
 
     code = "window.failed"
 
 
 class Panel(Struct, frozen=True, kw_only=True):
-    """`binding` is the session it shows, where it shows one. `context` is what it says of its content."""
+    """One panel. `binding` is the session it shows, if any. `context` describes its content."""
 
     id: str
     type: str
@@ -51,7 +52,7 @@ class Panel(Struct, frozen=True, kw_only=True):
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
-    """What a window shows. `layout` is in the page's own terms."""
+    """The panels of a window. `layout` is in the web app's own format."""
 
     panels: tuple[Panel, ...] = ()
     selected: str | None = None
@@ -62,28 +63,35 @@ Say = Callable[[dict[str, Any]], None]
 
 
 class Window(Struct, eq=False):
-    """One that is open. `say` puts a command on its connection; `waiting` are those it has not answered."""
+    """One open window. `send` sends a command over its connection; `pending` holds unanswered
+    commands.
+    """
 
     person: str
     id: str
     say: Say
     inventory: Inventory = Inventory()
-    told: int = 0  # when it last said what it shows, by a count of all that was told
+    told: int = 0  # position of its last inventory update, counted over all windows
     waiting: dict[str, asyncio.Future[str]] = field(default_factory=dict[str, asyncio.Future[str]])
 
 
 class Windows:
+    """All open windows of all people."""
+
     def __init__(self, clock: Clock, ids: Ids) -> None:
         self._clock = clock
         self._ids = ids
         self._open: dict[tuple[str, str], Window] = {}
         self._count = 0
 
-    # --- for the door ---
+    # --- for the API ---
 
     def show(self, person: str, id_: str, inventory: Inventory, *, say: Say, window: Window | None) -> Window:
-        """What a window shows now. `window` is what the same connection was given before; another connection that
-        calls itself the same takes its place."""
+        """Update the inventory of a window, and register the window if it is new.
+
+        `window` is what an earlier call returned for the same connection. Another connection with
+        the same id replaces the earlier one.
+        """
         _check(id_, inventory)
         if window is not None and window.id != id_:
             raise Invalid(
@@ -112,7 +120,7 @@ class Windows:
         return window
 
     def leave(self, window: Window) -> None:
-        """It is gone, and with it what it was asked."""
+        """Remove a window that disconnected, and fail its pending commands."""
         if self._open.get((window.person, window.id)) is window:
             del self._open[window.person, window.id]
         for answer in window.waiting.values():
@@ -121,7 +129,7 @@ class Windows:
         window.waiting.clear()
 
     def done(self, window: Window, command: str, *, ok: bool, error: str = "", panel: str = "") -> None:
-        """What became of a command. One that nobody waits for any more is let pass: its time was over."""
+        """Record the result of a command. A late result, after the timeout, is ignored."""
         answer = window.waiting.get(command)
         if answer is None or answer.done():
             return
@@ -134,14 +142,16 @@ class Windows:
     # --- for tools ---
 
     def of(self, person: str) -> Sequence[Window]:
-        """A person's windows, the one last used first."""
+        """Return a person's windows, the most recently updated first."""
         return sorted(self._of(person), key=lambda window: -window.told)
 
     def _of(self, person: str) -> list[Window]:
         return [window for window in self._open.values() if window.person == person]
 
     def find(self, person: str, *, window: str = "", panel: str = "") -> Window:
-        """The one that is named, or that shows a panel, or else the one last used."""
+        """Return the named window, or the one that shows a panel, or else the most recently updated
+        one.
+        """
         here = self.of(person)
         if not here:
             raise NotFound(
@@ -171,7 +181,9 @@ class Windows:
         )
 
     async def command(self, window: Window, do: str, **what: Any) -> str:
-        """Have a window do something, and wait until it says that it has. Gives the id of a panel that came of it."""
+        """Send a command to a window and wait for its confirmation. Returns the id of the new
+        panel, if any.
+        """
         if len(window.waiting) >= COMMANDS_WAITING_MAX:
             raise Conflict(
                 "this window has enough to do",
@@ -202,7 +214,7 @@ def _failed(sentence: str, because: str) -> WindowFailed:
 
 
 def _check(id_: str, inventory: Inventory) -> None:
-    """Refuse what is beyond a bound, before anything is kept of it."""
+    """Refuse an inventory that exceeds a limit, before anything is stored."""
     names = [id_, *(text for panel in inventory.panels for text in (panel.id, panel.type))]
     names += [panel.binding for panel in inventory.panels if panel.binding is not None]
     names += [inventory.selected] if inventory.selected is not None else []

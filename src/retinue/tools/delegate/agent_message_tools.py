@@ -1,5 +1,8 @@
-"""`send_agent_message`: a word to another session, which nobody waits for an answer to. `agents_switch`: the same, and
-the person who sits here goes along."""
+"""`send_agent_message` and `agents_switch`: send an agent message to another session without
+waiting.
+
+With `agents_switch` the person also moves to that session.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ class SendArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SendAgentMessage(Struct, frozen=True):
-    """Its id is the call's, so that one which is made again after a crash is said once."""
+    """Sends an agent message. Its id derives from the call, so a call repeated after a crash sends
+    one.
+    """
 
     pass_on: PassOn
     confined: Callable[[Scene], bool]
@@ -86,7 +91,9 @@ class SwitchArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentsSwitch(Struct, frozen=True):
-    """The person's window follows. What is said there is said by us: nobody's words are put into their mouth."""
+    """Moves the person to another session. The message there is sent in the agent's name, not the
+    person's.
+    """
 
     pass_on: PassOn
     arguments: type[msgspec.Struct] = SwitchArguments

@@ -1,4 +1,4 @@
-"""`agents_list` and `agents_message`: whom an agent knows here, and how it asks one of them for something."""
+"""`agents_list` and `agents_message`: list other agents, and delegate work to one of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ListArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentsList(Struct, frozen=True):
-    """Those whom this agent may write to."""
+    """Lists the agents that this agent may delegate to."""
 
     store: Store
     arguments: type[msgspec.Struct] = ListArguments
@@ -80,13 +80,16 @@ class MessageArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentsMessage(Struct, frozen=True):
-    """In mode sync the run is parked until there is an answer: it holds no slot meanwhile, and outlives a stop."""
+    """Delegates work. In mode sync the run is suspended until there is an answer.
+
+    A suspended run holds no slot and survives a restart.
+    """
 
     hand_over: HandOver
     store: Store
     clock: Clock
     external: Callable[[], ExternalSettings] = ExternalSettings
-    confined: Callable[[Scene], bool] = lambda _scene: False  # to sessions that came of its own
+    confined: Callable[[Scene], bool] = lambda _scene: False  # to sessions started from its own
     arguments: type[msgspec.Struct] = MessageArguments
     spec: ToolSpec = field(
         default_factory=lambda: ToolSpec(

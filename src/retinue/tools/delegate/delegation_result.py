@@ -1,4 +1,4 @@
-"""What a model reads of work that was handed on: one form, whoever did it and however it was asked for."""
+"""The result of a delegation as a model reads it, in one format for all kinds of delegation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Worked(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """What whoever was asked did for it. Their thoughts are as believable as all that they knew."""
+    """The work of the delegated run. Its thinking text has the trust of everything the run knew."""
 
     session_name: str = ""
     tool_call_count: int = 0
@@ -57,7 +57,7 @@ def worked(conn: sa.Connection, delegation: Delegation) -> Worked:
 
 
 async def told(store: Store, handed: Handed, *, mode: str, wait_s: float, now: datetime) -> Output:
-    """How it stands, as the model reads it. What came back is as believable as whoever said it."""
+    """Return the status and result of a delegation. The output has the trust of the answer."""
     delegation = handed.delegation
     status = _status(handed, mode)
     body: dict[str, Any] = {
@@ -77,7 +77,7 @@ async def told(store: Store, handed: Handed, *, mode: str, wait_s: float, now: d
     done = await store.read(lambda conn: worked(conn, delegation))
     answer = handed.answer
     if answer is None or answer.kind is not Kind.ANSWER:
-        # Their thoughts are labelled as their answer is. What the house says instead has another label.
+        # The thinking text has the trust of the answer. A system text in its place has another trust.
         done = msgspec.structs.replace(done, thinking_text="")
     body |= msgspec.to_builtins(done)
     began, ended = delegation.created_at, delegation.ended_at or now

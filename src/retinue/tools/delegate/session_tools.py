@@ -1,7 +1,7 @@
-"""`sessions_list`, `sessions_history` and `sessions_send`: the conversations that a run may look into and write into.
+"""`sessions_list`, `sessions_history` and `sessions_send`: read and write other sessions.
 
-Which they are follows from three things: what the agent may see, whether its session is sandboxed, and what the person
-sees for whom the run works. What fails the last is not there.
+Access depends on the agent's visibility, on whether its session is sandboxed, and on what the run
+principal can see. A session that the run principal cannot see is reported as not found.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from retinue.store.sessions.session_names import key_of, labelled, named
 from retinue.tools.base import Output, Pending, Scene, ToolFailed, as_tool_failed, schema_of
 
 LISTED_DEFAULT, LISTED_MAX = 20, 50
-LOOKED_AT_MAX = 500  # sessions, for those that may be told of
+LOOKED_AT_MAX = 500  # sessions checked for access
 MESSAGES_WITH_EACH_MAX = 20
-MESSAGE_BYTES_MAX = 4_096  # of one, where a list shows the last few
-HISTORY_DEFAULT, HISTORY_MAX = 50, 500  # lines
+MESSAGE_BYTES_MAX = 4_096  # of one message in the list
+HISTORY_DEFAULT, HISTORY_MAX = 50, 500  # messages
 LINES_LOOKED_AT_MAX = 4 * HISTORY_MAX
-LINES_LOOKED_AT_IN_LIST_MAX = 200  # of each session
+LINES_LOOKED_AT_IN_LIST_MAX = 200  # per session
 HISTORY_BYTES_MAX = 80 * 1024
 REPLY_BYTES_MAX = 40_000
 WAIT_S, WAIT_S_MAX = 30.0, 3_600.0
 
-# How others call sorts of sessions.
+# Session kinds, including the names that other agent systems use.
 KINDS: dict[str, frozenset[OriginKind]] = {
     **{kind.value: frozenset({kind}) for kind in OriginKind},
     "main": frozenset({OriginKind.TERMINAL, OriginKind.WEB}),
@@ -68,7 +68,7 @@ def _said(body: Any, *, failed: bool = False, trust: Trust = Trust.PRIVATE) -> O
 
 
 class _Look:
-    """The eyes of one call: what its run may look into, in one picture of the store."""
+    """Which sessions the run of one call may access, from one read of the store."""
 
     def __init__(self, conn: sa.Connection, scene: Scene, *, confined: bool) -> None:
         run, here = runs.get(conn, scene.run), sessions.get(conn, scene.session)
@@ -101,8 +101,11 @@ class _Look:
         )
 
     def around(self) -> list[Session]:
-        """What may be worth a look, the last one first: all that there is lately, what the person it works for sees of
-        that, and what came of this session."""
+        """Return candidate sessions, newest first.
+
+        They are the latest of all sessions, the latest the run principal sees, and those started
+        from this session.
+        """
         found = sessions.recent(self._conn, limit=LOOKED_AT_MAX)
         if self.who is not None and self.who.address.kind is AddressKind.PERSON:
             found += sessions.recent(self._conn, limit=LOOKED_AT_MAX, seen_by=self.who)
@@ -126,7 +129,7 @@ def _not_found(text: str) -> ToolFailed:
     )
 
 
-# --- listing ---
+# --- list ---
 
 
 class ListArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -141,6 +144,8 @@ class ListArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionsList(Struct, frozen=True):
+    """Lists the sessions that a run may read."""
+
     store: Store
     clock: Clock
     confined: Confined
@@ -215,7 +220,9 @@ def _row(conn: sa.Connection, session: Session, scene: Scene, *, messages: int) 
 
 
 def _trust_of_name(conn: sa.Connection, session: Session) -> Trust:
-    """Whoever was sent out is called what its task says, or whoever sent it: no better than what they knew."""
+    """A delegated session is named after its task, so its name has the trust of the delegating
+    envelope.
+    """
     if session.origin.kind not in SENT_OUT:
         return Trust.PRIVATE
     letter = envelopes.get(conn, session.origin.key)
@@ -237,6 +244,8 @@ class HistoryArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionsHistory(Struct, frozen=True):
+    """Reads the messages of a session."""
+
     store: Store
     confined: Confined
     arguments: type[msgspec.Struct] = HistoryArguments
@@ -286,7 +295,7 @@ class SessionsHistory(Struct, frozen=True):
 
 
 def _refused(decision: Decision, text: str) -> ToolFailed:
-    """What is not there for whoever the run works for is not there at all."""
+    """Report a session that the run principal cannot see as not found."""
     if not decision.key:
         return _not_found(text)
     return ToolFailed(
@@ -300,11 +309,13 @@ def _refused(decision: Decision, text: str) -> ToolFailed:
 def _lines(
     conn: sa.Connection, session: Session, *, limit: int, tools: bool, looked_at_max: int
 ) -> tuple[list[Record], Trust]:
-    """The last that was said in its present context, and how far it can be believed: as all that was known there.
-    Calls and their results are among it only where they are asked for."""
+    """Return the last messages of the current context, and the trust of that context.
+
+    Tool calls and results are included only if `with_tools` is set.
+    """
     first = max(session.context_from, session.record_seq - looked_at_max + 1)
     found, damaged = records.read(conn, session.id, first=first, last=session.record_seq)
-    # What is too long to be looked through is not believed; and words of others are nobody's words here.
+    # A context too long to scan is untrusted, like a damaged one.
     doubted = damaged or first > session.context_from or least_believed(found) is Trust.UNTRUSTED
     wanted = (UserTurn, Reply, ToolResult) if tools else (UserTurn, Reply)
     said = [
@@ -319,7 +330,7 @@ def _line(conn: sa.Connection, record: Record, *, bytes_max: int) -> dict[str, A
     line: dict[str, Any] = {"seq": record.seq, "at": record.at}
     match record.body:
         case UserTurn(text=text, envelopes=read):
-            # As it was written, where that is still there, and not as the model was shown it.
+            # The original text of the envelopes if they still exist, not the form that the model was shown.
             mail = [found for id_ in read if (found := envelopes.get(conn, id_)) is not None]
             line |= {"role": "user", "from": sorted({str(letter.sender) for letter in mail})}
             text = "\n\n".join(letter.text for letter in mail) or text
@@ -336,7 +347,9 @@ def _line(conn: sa.Connection, record: Record, *, bytes_max: int) -> dict[str, A
 
 
 def _within(lines: list[dict[str, Any]], bytes_max: int) -> tuple[list[dict[str, Any]], bool]:
-    """The newest lines that fit. One that is too long alone is cut."""
+    """Return the newest messages that fit, and whether any were left out. A single oversized one is
+    cut.
+    """
     kept: list[dict[str, Any]] = []
     left = bytes_max
     for line in reversed(lines):
@@ -344,7 +357,7 @@ def _within(lines: list[dict[str, Any]], bytes_max: int) -> tuple[list[dict[str,
         if size > left:
             if not kept:
                 line.pop("calls", None)
-                # An escaped character is six bytes at most.
+                # JSON escapes a character as at most six bytes.
                 kept.append({**line, "text": clipped_bytes(line["text"], left // 8)})
             return kept[::-1], True
         kept.append(line)
@@ -352,7 +365,7 @@ def _within(lines: list[dict[str, Any]], bytes_max: int) -> tuple[list[dict[str,
     return kept[::-1], False
 
 
-# --- sending ---
+# --- send ---
 
 
 class SendArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -366,7 +379,7 @@ class SendArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionsSend(Struct, frozen=True):
-    """Waits as `agents_message` does: the run is parked, holds nothing, and outlives a stop."""
+    """Sends a message to another session and waits like `agents_message`: the run is suspended."""
 
     hand_over: HandOver
     store: Store

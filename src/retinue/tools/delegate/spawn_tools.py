@@ -1,6 +1,6 @@
-"""`sessions_spawn` and `start_background_agent`: work of an agent's own that a subagent does, in a session of its own.
+"""`sessions_spawn` and `start_background_agent`: start a subagent in its own session.
 
-Both come back at once. What the subagent has found, or that it could not, comes as a message.
+Both return at once. The subagent's result or failure arrives as an envelope.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BackgroundArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Wish(Struct, frozen=True, kw_only=True):
-    """What a call asks for, whichever tool it is made by."""
+    """The parameters of a new subagent, independent of the tool that was called."""
 
     task: str
     label: str = ""
@@ -67,7 +67,9 @@ class _Wish(Struct, frozen=True, kw_only=True):
 
 
 class Sending(Struct, frozen=True):
-    """The road that both tools take. `catalog` knows which models there are, `defaults` what holds for subagents."""
+    """Starts subagents for both tools. `catalog` lists the models; `defaults` has the settings for
+    subagents.
+    """
 
     hand_over: HandOver
     store: Store
@@ -75,7 +77,7 @@ class Sending(Struct, frozen=True):
     defaults: Callable[[], Defaults]
 
     async def send(self, wish: _Wish, scene: Scene) -> tuple[Handed, dict[str, Any]]:
-        """Send it out, once for each call; and what is to be said about its model."""
+        """Start a subagent, once per call. Also returns the notes about its model for the result."""
         target = wish.target.removeprefix("agent:")
         request, said = await self._request(wish, scene, target)
         handing = Handing(
@@ -92,7 +94,9 @@ class Sending(Struct, frozen=True):
         return await self.hand_over(handing), said
 
     async def _request(self, wish: _Wish, scene: Scene, target: str) -> tuple[RunRequest, dict[str, Any]]:
-        """On what terms it runs: as the call says, else as its agent has it for subagents, else as the house does."""
+        """Return the run parameters: from the call, else from the agent's subagent settings, else
+        the defaults.
+        """
         terms = self.defaults().subagents_of(scene.agent)
         said: dict[str, Any] = {}
         model, warning = self._model(wish.model or terms.model)
@@ -108,7 +112,9 @@ class Sending(Struct, frozen=True):
         return RunRequest(model=model, effort=effort, seconds_max=seconds), said
 
     def _model(self, text: str) -> tuple[str | None, str]:
-        """One that cannot be had is no reason not to go: then it thinks with its own."""
+        """Resolve a model name. An unavailable model is a warning: the subagent then uses its own
+        model.
+        """
         if not text:
             return None, ""
         try:
@@ -139,7 +145,7 @@ def _refused(error: RetinueError) -> Output:
 
 
 def _not_taken(handed: Handed) -> Output | None:
-    """It was over before it began: there was no room for it."""
+    """Return the error output of a delegation that was refused at once, or None."""
     if handed.delegation.state.open or handed.answer is None:
         return None
     body = {"status": "error", "error": handed.delegation.because}
@@ -147,6 +153,8 @@ def _not_taken(handed: Handed) -> Output | None:
 
 
 class SessionsSpawn(Struct, frozen=True):
+    """Starts a subagent with a label, model, timeout and cleanup rule."""
+
     sending: Sending
     arguments: type[msgspec.Struct] = SpawnArguments
     spec: ToolSpec = field(
@@ -193,6 +201,8 @@ class SessionsSpawn(Struct, frozen=True):
 
 
 class StartBackgroundAgent(Struct, frozen=True):
+    """Starts a subagent with a prompt and a name only."""
+
     sending: Sending
     arguments: type[msgspec.Struct] = BackgroundArguments
     spec: ToolSpec = field(

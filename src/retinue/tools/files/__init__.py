@@ -1,4 +1,4 @@
-"""Files: what an agent reads, writes and finds, within what it may reach and no further."""
+"""The file tools: read, write, edit, list and find files that the agent may access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Putting a file in its place: all of it or nothing, and never through a link."""
+"""Writes a file atomically and never follows a link."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from retinue.tools.files.paths import Place, enter_or_make, entered, explain, op
 TEMP_PREFIX = ".retinue-"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHANGE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_NEW_MODE = 0o666  # as far as the umask lets it
+_NEW_MODE = 0o666  # reduced by the umask
 _MODE_KEPT = 0o777
 _numbers = itertools.count()
 
 
 class Placed(Struct, frozen=True):
+    """The result of a write."""
+
     ctime_ms: int
     is_new: bool
 
 
 def missing_folders(place: Place) -> list[str]:
-    """The folders on the way that are not there yet: those that `put` would make."""
+    """Return the parent folders that do not exist yet and that `write_atomically` would create."""
     missing: list[str] = []
     folder = os.path.dirname(place.real)
     while within(folder, place.root) and not os.path.lexists(folder):
@@ -38,17 +40,18 @@ def missing_folders(place: Place) -> list[str]:
 
 
 def put(place: Place, data: bytes, *, text: str, was: os.stat_result | None = None) -> Placed:
-    """Replace what is there, or make it new, with the folders on the way; whoever reads meanwhile sees the old file or
-    the new one. A file keeps its mode, and its owner where we may give it away.
+    """Create or replace a file, with its missing parent folders. Readers see the old or the new
+    file.
 
-    With `was`, only as long as the file is still the one that was looked at.
+    A replaced file keeps its mode. It keeps its owner if we are permitted to set it. With `was`,
+    the file is replaced only if it is unchanged since that status was taken.
     """
     folder, name = os.path.split(place.real)
     try:
         with _made(folder, place, text=text) as parent:
             old = _status(name, parent)
             if old is not None:
-                # To rename over a file needs no right to write it. We want that right.
+                # Renaming over a file needs no write permission on it. We require that permission.
                 os.close(open_plain(name, parent, text=text, flags=_CHANGE))
             with _temp(parent, mode=_NEW_MODE if old is None else 0o600) as (temp, writing):
                 if old is not None:
@@ -67,7 +70,7 @@ def put(place: Place, data: bytes, *, text: str, was: os.stat_result | None = No
 
 @contextmanager
 def _made(folder: str, place: Place, *, text: str) -> Generator[int]:
-    """The folder, walked into from the top, made where it is missing and lies in what the agent may write to."""
+    """Open a folder by walking from the root, and create missing folders inside the writable root."""
     kept = folder if not within(folder, place.root) else os.path.dirname(place.root)
     with entered(kept, text=text) as top:
         opened = os.dup(top)
@@ -84,13 +87,13 @@ def _made(folder: str, place: Place, *, text: str) -> Generator[int]:
 
 @contextmanager
 def _temp(folder: int, *, mode: int) -> Generator[tuple[str, int]]:
-    """A new file in the folder, gone afterwards unless it was renamed."""
+    """Create a file in the folder and delete it afterwards, unless it was renamed."""
     while True:
         name = f"{TEMP_PREFIX}{os.getpid()}-{next(_numbers)}"
         try:
             writing = os.open(name, _NEW, mode, dir_fd=folder)
             break
-        except FileExistsError:  # left by a crash of a process with our number
+        except FileExistsError:  # left by a crashed process with the same pid
             continue
     try:
         yield name, writing
@@ -131,8 +134,8 @@ def _need_unchanged(was: os.stat_result, now: os.stat_result | None, text: str) 
 
 
 def _sync(folder: int) -> None:
-    """So that the new name outlives a power cut."""
-    with suppress(OSError):  # some file systems cannot, and the file is there
+    """Call fsync on the folder, so that the new name survives a power failure."""
+    with suppress(OSError):  # some file systems do not support it, and the file is written
         readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:
             os.fsync(readable)

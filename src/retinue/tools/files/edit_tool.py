@@ -1,4 +1,4 @@
-"""`edit`: parts of a text file, exactly."""
+"""`edit`: replaces exact parts of a text file."""
 
 from __future__ import annotations
 
@@ -112,6 +112,8 @@ def _schema() -> dict[str, Any]:
 
 
 class Edit(Struct, frozen=True):
+    """Changes parts of a text file."""
+
     ground: Ground
     arguments: type[msgspec.Struct] = EditArguments
     spec: ToolSpec = field(
@@ -140,7 +142,7 @@ class Edit(Struct, frozen=True):
             old = await asyncio.to_thread(partial(look, place.real, text=path, bytes_max=TEXT_BYTES_MAX))
             changed = await asyncio.to_thread(partial(change, _decoded(old.data, path), changes, path=seen(path)))
             if isinstance(changed, ToolFailed):
-                # It may quote the file, so it is no better than that.
+                # The error may quote the file, so it has the trust of the file.
                 return Output(text=str(changed), failed=True, trust=await self.ground.trust_of(place.real, old))
             await put_changed(self.ground, place, old, changed.text.encode(), text=path, scene=scene)
         lines = ", ".join(map(str, changed.lines)) + (", ..." if changed.places > PLACES_SHOWN_MAX else "")

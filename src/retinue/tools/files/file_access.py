@@ -1,4 +1,4 @@
-"""What the file tools stand on: where agents may not go, how far files can be believed, one writer for each file."""
+"""Shared state of the file tools: withheld paths, trust labels of files and a lock for each file."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from retinue.tools.files.file_snapshot import Looked
 
 T = TypeVar("T")
 
-HASHED_AT_ONCE_BYTES = 64 * 1024  # takes less than a thread would
+HASHED_AT_ONCE_BYTES = 64 * 1024  # faster than starting a thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """Shared by all file tools of a house, so that no two of them are at the same file at once: between a file and its
-    label there is no room for another's."""
+    """Shared by all file tools of a server.
+
+    The lock per file ensures that no other tool call comes between a write and its trust label.
+    """
 
     store: Store
     clock: Clock
     files: Files
     withheld: Withheld
-    mask: Callable[[str], str] = str  # takes secrets out of what is shown in parts
+    mask: Callable[[str], str] = str  # redacts secrets in partial output
     _locks: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary[str, asyncio.Lock], repr=False
     )
@@ -61,20 +63,22 @@ class Ground:
         )
 
     async def mark_clean(self, real: str, scene: Scene, *, ctime_ms: int) -> None:
-        """Costs a look where nothing in the house is untrusted, and a commit where something is."""
+        """Remove an untrusted label. Costs one read, and a commit only if a label exists."""
         if await self.store.read(partial(file_trust.is_needed, path=real)):
             body = partial(file_trust.mark_clean, path=real, ctime_ms=ctime_ms, run=scene.run)
             await self.store.write(body, point="label")
 
 
 async def done_in_thread(call: Callable[[], T]) -> T:
-    """In a thread, and not left before it is done: whoever gives up meanwhile must not find the file changed after
-    somebody else has had it."""
+    """Run a call in a thread, and wait for its end even if cancelled.
+
+    Otherwise the thread could change the file after another caller has locked it.
+    """
     working = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:
         await asyncio.wait([working])
         if working.done() and not working.cancelled():
-            working.exception()  # nobody is left to hear of it
+            working.exception()  # retrieve the exception so that asyncio does not log it
         raise

@@ -1,5 +1,7 @@
-"""Arguments of the file tools. Other words for the same argument are taken for it here, before anything looks at it, so
-that no name of an argument leads around what guards it."""
+"""Arguments of the file tools.
+
+Aliases of an argument are resolved during parsing, so that no alias bypasses a check.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import msgspec
 from retinue.tools.base import schema_of
 
 PATH_ALIASES = ("file_path", "file", "filename")
-TEXT_BYTES_MAX = 8 * 1024 * 1024  # of what is written or searched for in one call
+TEXT_BYTES_MAX = 8 * 1024 * 1024  # of a text written or edited in one call
 
 Path = Annotated[
     str,
@@ -22,7 +24,7 @@ Alias = str | None
 
 
 class PathArguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Arguments with a `path`, under whichever of its names it came."""
+    """Arguments with a `path`, which may be given under any of its aliases."""
 
     path: Path = ""
     file_path: Alias = None
@@ -41,7 +43,7 @@ class PathArguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def shown_schema(arguments: type[msgspec.Struct], *, required: tuple[str, ...] = ("path",)) -> dict[str, Any]:
-    """What a model is told of the arguments: one name for each."""
+    """Return the schema shown to a model: one name for each argument, without aliases."""
     schema = schema_of(arguments)
     properties = {name: value for name, value in schema["properties"].items() if name not in PATH_ALIASES}
     for value in properties.values():

@@ -1,4 +1,4 @@
-"""A file as it was at one moment."""
+"""The content and status of a file at one moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from retinue.tools.files.paths import opened, seen
 
 
 class Looked(Struct, frozen=True):
-    """`status` was taken after `data`: were the file changed in between, it is doubted for the later change."""
+    """One read of a file.
+
+    `status` was taken after `data`. If the file changes in between, its trust follows the later
+    change.
+    """
 
     data: bytes
     status: os.stat_result
@@ -24,12 +28,12 @@ class Looked(Struct, frozen=True):
 
     @property
     def hash(self) -> str:
-        """As attachments are named. Nothing follows from having no bytes, so nothing has no hash."""
+        """The SHA-256 hash, as used for attachments; empty for an empty file, which proves nothing."""
         return hashlib.sha256(self.data).hexdigest() if self.data else ""
 
 
 def look(real: str, *, text: str, bytes_max: int) -> Looked:
-    """All of a file at a resolved path."""
+    """Read the whole file at a resolved path."""
     with opened(real, text=text) as file:
         data = file.read(bytes_max + 1)
         status = os.fstat(file.fileno())

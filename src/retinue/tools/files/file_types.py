@@ -1,4 +1,4 @@
-"""What kind of file some bytes are, by how they begin. Names are not believed."""
+"""Detects the media type of bytes by their content. File names are ignored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNKNOWN = "application/octet-stream"
 
 
 def binary_type(data: bytes) -> str | None:
-    """The media type of what is no text; None for text."""
+    """Return the media type of binary data, or None for text."""
     for beginning, media_type in _BEGINNINGS:
         if data.startswith(beginning):
             return media_type

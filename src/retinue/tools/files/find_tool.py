@@ -1,6 +1,6 @@
-"""`find`: files by a glob over their paths, and by a text in them.
+"""`find`: searches files by a glob over paths and by a text in them.
 
-The text is looked for as it stands: no pattern can make that take longer than reading the files does.
+The text is searched literally, so no pattern can make a search slower than reading the files.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from retinue.tools.files.paths import Place, lacking, listed, locate, open_folde
 
 FOUND_MAX = 200
 FIND_S_MAX = 10.0
-FIND_DEPTH_MAX = 32  # folders below the one where it begins
+FIND_DEPTH_MAX = 32  # folder levels below the start
 FIND_ENTRIES_MAX = 100_000
-FIND_FILE_BYTES_MAX = 4 * 1024 * 1024  # looked through, of one file
-FIND_BYTES_MAX = 512 * 1024 * 1024  # looked through, of all files
+FIND_FILE_BYTES_MAX = 4 * 1024 * 1024  # searched in one file
+FIND_BYTES_MAX = 512 * 1024 * 1024  # searched in all files
 LINE_CHARS_SHOWN_MAX = 200
 TEXT_LENGTH_MAX = 1_000
 
 
 class FindArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
+    """Arguments of `find`."""
+
     glob: Annotated[
         str,
         msgspec.Meta(description="Which files: *.md is for names at any depth, docs/**/*.md for paths below `path`"),
@@ -54,7 +56,7 @@ class FindArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
 
 
 class Hit(Struct, frozen=True):
-    """A file, or a line in it. `real` and `ctime_ms` say which file, and as of when."""
+    """A matching file, or a matching line in it. `real` and `ctime_ms` identify the file version."""
 
     line: str
     real: str
@@ -62,6 +64,8 @@ class Hit(Struct, frozen=True):
 
 
 class Find(Struct, frozen=True):
+    """Searches files."""
+
     ground: Ground
     arguments: type[msgspec.Struct] = FindArguments
     spec: ToolSpec = field(
@@ -102,7 +106,7 @@ class Find(Struct, frozen=True):
 
 
 class Search:
-    """One search: within its bounds, and saying so where it reached one."""
+    """One search. It stops at its limits and adds a notice when it does."""
 
     def __init__(self, arguments: FindArguments, glob: globs.Glob, place: Place, scene: Scene, ground: Ground) -> None:
         self._arguments = arguments
@@ -193,7 +197,7 @@ class Search:
         return data[:FIND_FILE_BYTES_MAX], file_trust.ctime_ms(status)
 
     def _around(self, line: str) -> str:
-        """The line, or of a long one the part with the text in it."""
+        """Return the line, or the part of a long line around the match."""
         line = line.strip()
         if len(line) <= LINE_CHARS_SHOWN_MAX:
             return line

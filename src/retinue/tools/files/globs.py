@@ -1,7 +1,7 @@
-"""Globs over paths, in time that grows with the glob times the path and no faster.
+"""Matches globs against paths, in time proportional to glob length times path length.
 
-`*` and `?` stay within a name, `**` stands for any number of folders, `[abc]`, `[a-z]` and `[!a]` for one character. A
-glob without `/` is for names at any depth.
+`*` and `?` match within a name. `**` matches any number of folders. `[abc]`, `[a-z]` and `[!a]`
+match one character. A glob without `/` matches names at any depth.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ANY = "**"
 
 
 class One(Struct, frozen=True):
-    """One character of a glob: which ones it fits."""
+    """The set of characters that one position of a glob matches."""
 
     ranges: tuple[tuple[str, str], ...] = ()
     negated: bool = False
@@ -31,12 +31,14 @@ Name = tuple[One | None, ...]  # None is `*`
 
 
 class Glob(Struct, frozen=True):
+    """A parsed glob."""
+
     parts: tuple[Name | str, ...]  # a str is `**`
 
     def fits(self, path: str) -> bool:
-        """Whether this is for a path, relative to where the search began."""
+        """Return whether the glob matches a path relative to the start of the search."""
         names = path.split("/")
-        reached = {0}  # how many parts may have been used up by the names so far
+        reached = {0}  # possible numbers of parts consumed so far
         for name in names:
             reached = self._closure(reached)
             reached = {
@@ -47,7 +49,7 @@ class Glob(Struct, frozen=True):
         return len(self.parts) in self._closure(reached)
 
     def _closure(self, reached: set[int]) -> set[int]:
-        """`**` may also stand for no folder at all."""
+        """Add the positions reached when `**` matches no folder."""
         found = set(reached)
         for at in sorted(reached):
             while at < len(self.parts) and isinstance(self.parts[at], str):
@@ -57,7 +59,7 @@ class Glob(Struct, frozen=True):
 
 
 def name_fits(glob: Name, name: str) -> bool:
-    """The usual walk with one way back: to the last `*`."""
+    """Match one name, backtracking only to the last `*`."""
     at = star = -1
     at, here, back = 0, 0, 0
     while here < len(name):

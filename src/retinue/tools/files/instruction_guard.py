@@ -1,7 +1,8 @@
-"""Who may write the files that an agent is told from: its owner, and runs that work for nobody but the owner.
+"""Restricts who may write an agent's instructions and memory: the owner, and runs only for the
+owner.
 
-Everyone who talks to an agent shares its instructions and its memory. A line that a guest had written there would be
-read by the owner's next run as if the owner had said it.
+Everyone who talks to an agent shares its instructions and memory. A line written by a guest would
+be read by the owner's next run as if it came from the owner.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ WORKSPACES_GUARDED_MAX = 100
 
 
 def locate_to_write(text: str, scene: Scene, withheld: Withheld) -> Place:
-    """As `locate`. Raises too where a run that works for anyone but the owner would write instructions or memory. Looks
-    at the disk, so it is called in a thread."""
+    """Like `locate`, but refuse instructions and memory to runs that work for anyone but the owner.
+
+    Reads the disk, so call it in a thread.
+    """
     place = locate(text, scene, Access.WRITE, withheld)
     if scene.others:
         _check(place, scene, text)
@@ -53,26 +56,29 @@ def instructions_refused(sentence: str, scene: Scene) -> ToolFailed:
 
 
 def guarded_paths(scene: Scene) -> tuple[Path, ...]:
-    """What commands of this run may not change, whether or not it is there. Nothing, where it works for the owner.
+    """Return the paths that commands of this run may not change; empty for a run of the owner.
 
-    The folders at home are made here: one that is missing cannot be shown read-only, and a command could rename a
-    folder of its own making to it.
+    Missing folders of the agent directory are created. A missing folder cannot be mounted
+    read-only, and a command could rename another folder to that name.
     """
     if not scene.others:
         return ()
     home = Path(os.path.realpath(scene.home))
     for name in FOLDERS_AT_HOME:
-        with suppress(OSError):  # a file or a link has that name: it is the owner's business
+        with suppress(OSError):  # a file or link with that name was put there by the owner
             (home / name).mkdir(mode=0o700, exist_ok=True)
     return tuple(dict.fromkeys(_told_from(scene)))
 
 
 def _told_from(scene: Scene) -> Iterator[Path]:
-    """Every path from which this agent is told something, or one that works in a workspace inside its home."""
+    """Yield every path that this agent reads as instructions or memory.
+
+    That includes the instructions in other agents' workspaces inside its agent directory.
+    """
     home, workspace = Path(os.path.realpath(scene.home)), Path(os.path.realpath(scene.rights.workspace))
     own = instruction_paths(home=home, workspace=workspace)
     yield from own
-    yield from (Path(os.path.realpath(each)) for each in own if each.is_symlink())  # the owner's link leads there
+    yield from (Path(os.path.realpath(each)) for each in own if each.is_symlink())  # the target of the owner's link
     for pattern in scene.agent.context_files:
         yield from islice(workspace.glob(pattern), CONTEXT_FILES_GUARDED_MAX)
     with suppress(OSError):
@@ -81,6 +87,9 @@ def _told_from(scene: Scene) -> Iterator[Path]:
 
 
 def _lent_workspace(real: str, home: Path) -> Path | None:
-    """The workspace of another agent inside this one's home in which a path lies, whether or not it is there yet."""
+    """Return the other agent's workspace inside this agent directory that contains a path, if any.
+
+    Neither has to exist yet.
+    """
     parts = Path(real).relative_to(home).parts if within(real, str(home)) else ()
     return home.joinpath(*parts[:2]) if len(parts) > 2 and parts[0] == STAFF_FOLDER else None

@@ -1,4 +1,4 @@
-"""`ls`: what is in a folder."""
+"""`ls`: lists a folder."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ class LsArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
 
 
 class Entry(Struct, frozen=True):
+    """One entry of a folder."""
+
     name: str
     status: os.stat_result
 
@@ -51,6 +53,8 @@ class Entry(Struct, frozen=True):
 
 
 class Ls(Struct, frozen=True):
+    """Lists a folder."""
+
     ground: Ground
     arguments: type[msgspec.Struct] = LsArguments
     spec: ToolSpec = msgspec.field(
@@ -76,7 +80,7 @@ class Ls(Struct, frozen=True):
             partial(self._look, place, arguments.path, scene=scene, shown_max=shown_max)
         )
         since = await self.ground.below(place.real)
-        # Names are words, too: a file may be called what somebody wants an agent to read.
+        # File names are content too: a name can contain instructions for an agent.
         trust = least(
             each.trust(os.path.join(place.real, entry.name), ctime_ms=file_trust.ctime_ms(entry.status))
             for entry in entries
@@ -88,7 +92,7 @@ class Ls(Struct, frozen=True):
         return Output(text="\n".join(lines), trust=trust)
 
     def _look(self, place: Place, text: str, *, scene: Scene, shown_max: int) -> tuple[list[Entry], int]:
-        """The first entries by name, and how many more there are."""
+        """Return the first entries by name, and the number of further entries."""
         reach = reach_of(scene, self.ground.withheld)
         with listed(place.real, text=text) as folder, os.scandir(folder) as found:
             names = [entry.name for entry in islice(found, ENTRIES_LOOKED_AT_MAX)]
@@ -97,6 +101,6 @@ class Ls(Struct, frozen=True):
             for name in heapq.nsmallest(shown_max, names):
                 try:
                     entries.append(Entry(name, os.stat(name, dir_fd=folder, follow_symlinks=False)))
-                except FileNotFoundError:  # gone meanwhile
+                except FileNotFoundError:  # deleted meanwhile
                     continue
         return entries, max(len(names) - shown_max, 0)

@@ -1,12 +1,13 @@
-"""Where a path leads, and whether an agent may go there.
+"""Resolves paths and checks whether an agent may access them.
 
-A path is resolved first, links and all, and what comes out is compared with what the agent may reach. Then exactly that
-path is walked, name by name from the top, following no link: whatever is put in its way meanwhile is refused rather
-than followed. A link may thus lead from one place that the agent may reach to another, and nowhere else.
+A path is resolved first, including links, and the result is compared with what the agent may
+access. Then exactly that path is opened, name by name from the root, without following links. A
+link put in the way meanwhile causes an error. So a link can lead only from one permitted path to
+another.
 
-Hard links are the file itself under another name, and cannot be told from it: a file that was linked into the workspace
-by somebody who may do so is read as what it is. A write makes a new file in the place of the name, so the other name
-keeps its old content.
+A hard link cannot be distinguished from the file itself, so a file that was hard-linked into the
+workspace can be read. A write creates a new file under the name, so the other name keeps its
+content.
 """
 
 from __future__ import annotations
@@ -38,22 +39,24 @@ from retinue.tools.base import Scene, ToolFailed
 HOME = "~/"
 PATH_SHOWN_MAX = 200  # characters
 
-# O_PATH: a folder that may be entered but not listed can still be walked through. Other systems have no such thing.
+# O_PATH allows walking through a folder that may be entered but not listed. Other systems lack it.
 _ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: someone's FIFO must be refused, not waited for.
+# O_NONBLOCK: a FIFO must be refused, not waited for.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Place(Struct, frozen=True):
-    """Where a path really leads, and the folder by whose right the agent may go there. Both resolved."""
+    """A resolved path, and the resolved root folder by which the agent may access it."""
 
     real: str
     root: str
 
 
 def locate(text: str, scene: Scene, access: Access, withheld: Withheld) -> Place:
-    """The place that a path names, if the agent may go there; else `ToolFailed`, with the reason."""
+    """Return the resolved path if the agent may access it. Raises `ToolFailed` with the reason
+    otherwise.
+    """
     found = _find(text, scene, access, withheld)
     if isinstance(found, Place):
         return found
@@ -61,7 +64,9 @@ def locate(text: str, scene: Scene, access: Access, withheld: Withheld) -> Place
 
 
 def lacking(text: str, scene: Scene, access: Access, withheld: Withheld) -> Sequence[Permission]:
-    """What a person would have to grant for `locate` to succeed. Nothing, where no grant would help."""
+    """Return the permissions that would make `locate` succeed; empty if none are missing or none
+    would help.
+    """
     try:
         found = _find(text, scene, access, withheld)
     except ToolFailed:
@@ -70,15 +75,16 @@ def lacking(text: str, scene: Scene, access: Access, withheld: Withheld) -> Sequ
 
 
 def seen(text: str) -> str:
-    """A path as it is shown in an error: not all of a long one, and nothing that cannot be seen."""
+    """Format a path for an error: shortened, and with invisible characters escaped."""
     shown = text if len(text) <= PATH_SHOWN_MAX else text[:PATH_SHOWN_MAX] + "..."
     return shown if is_seen(shown) else repr(shown)[1:-1]
 
 
 class Reach(Struct, frozen=True, kw_only=True):
-    """What an agent may reach, as it is on the disk now: each root as it was named, and as it is.
+    """The paths an agent may access, as they are on disk now.
 
-    A granted root that is reached through a link does not count: see `as_granted`.
+    Each root is a pair: as named, and resolved. A granted root that is now reached through a link
+    does not count; see `resolve_permission`.
     """
 
     home: Path
@@ -94,10 +100,10 @@ class Reach(Struct, frozen=True, kw_only=True):
 
 def reach_of(scene: Scene, withheld: Withheld) -> Reach:
     rights = scene.rights
-    # Each is resolved once for all that is asked of it here, and anew for the next call.
+    # Resolve each root once per call of this function.
     resolved = {path: os.path.realpath(path) for path in {scene.home, *rights.readable}}
     roots = {path: (_plain(path), real) for path, real in resolved.items()}
-    # A workspace inside another agent's is only good where it lies: a link there may be of that agent's making.
+    # A workspace inside another agent's workspace counts only at its own path: that agent could have made a link there.
     own = rights.workspace if STAFF_FOLDER not in rights.workspace.parts else None
     given = {path for path in rights.readable if path == own or path.is_relative_to(scene.home)}
     changeable = [roots[path] for path in rights.writable]
@@ -119,8 +125,11 @@ def reach_of(scene: Scene, withheld: Withheld) -> Reach:
 
 
 def as_granted(permission: Permission) -> Permission:
-    """What is to be granted when somebody says yes to this: the place as it is now. A path that leads through a link
-    would be another one as soon as the link is, and whoever may change the link could widen the grant."""
+    """Return the permission with its path resolved now.
+
+    A grant for a path through a link would change with the link, so anyone able to change the link
+    could widen the grant.
+    """
     if permission.access in (Access.READ, Access.WRITE):
         return Permission(permission.access, str(absolute(os.path.realpath(permission.what))))
     return permission
@@ -154,13 +163,13 @@ def _find(text: str, scene: Scene, access: Access, withheld: Withheld) -> Place 
         )
     try:
         needs = (Permission(access, str(absolute(real))),)
-    except Invalid:  # what a person cannot be shown, nobody is asked about
+    except Invalid:  # never ask a person about a path that cannot be shown
         needs = ()
     return _Refused(_outside(text, access, real), needs)
 
 
 def _written(text: str, scene: Scene) -> str:
-    """A path as it was written, made absolute. `..` goes back by name, before any link is looked at."""
+    """Return the path as an absolute path. `..` is resolved by name, before any link."""
     because = ""
     if not text:
         because = "it is empty"
@@ -184,8 +193,11 @@ def _no_path(text: str, because: str) -> ToolFailed:
 
 
 def _still_lies(root: tuple[str, str], changeable: Iterable[tuple[str, str]]) -> bool:
-    """The workspace and what is named in the home may be reached by a link of the owner's. But one that lies in a
-    folder where the agent may write could have been replaced by the agent: it counts only while it still lies there."""
+    """Return whether a root still lies inside each writable folder that contains it.
+
+    The owner may use links for the workspace and the agent's folders. A link inside a writable
+    folder could have been placed by the agent, so such a root counts only while it stays inside.
+    """
     named, real = root
     return all(
         within(real, folder_real)
@@ -208,12 +220,12 @@ def _outside(text: str, access: Access, real: str) -> ToolFailed:
     )
 
 
-# --- going there ---
+# --- opening ---
 
 
 @contextmanager
 def entered(folder: str, *, text: str) -> Generator[int]:
-    """A resolved folder, walked into from the top; following no link."""
+    """Open a resolved folder by walking from the root without following links."""
     with _explained(text):
         opened = os.open("/", _ENTER)
     try:
@@ -230,7 +242,7 @@ def entered(folder: str, *, text: str) -> Generator[int]:
 
 @contextmanager
 def listed(folder: str, *, text: str) -> Generator[int]:
-    """The same, for whoever wants to know what is in it."""
+    """Open a resolved folder for listing, without following links."""
     with entered(folder, text=text) as entry:
         with _explained(text):
             opened = os.open(".", _LIST, dir_fd=entry)
@@ -242,7 +254,7 @@ def listed(folder: str, *, text: str) -> Generator[int]:
 
 @contextmanager
 def opened(real: str, *, text: str) -> Generator[BinaryIO]:
-    """A plain file at a resolved path, to read."""
+    """Open a regular file at a resolved path for reading."""
     folder, name = os.path.split(real)
     with entered(folder, text=text) as parent:
         with _explained(text):
@@ -252,7 +264,11 @@ def opened(real: str, *, text: str) -> Generator[BinaryIO]:
 
 
 def open_plain(name: str, folder: int, *, text: str, flags: int = _READ) -> int:
-    """Looked at before it is opened, because to open a device may already do something; and once more afterwards."""
+    """Open a regular file. Its type is checked before opening, because opening a device can have
+    effects.
+
+    It is checked again afterwards.
+    """
     _need_plain(os.stat(name, dir_fd=folder, follow_symlinks=False), text)
     file = os.open(name, flags, dir_fd=folder)
     try:
@@ -264,7 +280,7 @@ def open_plain(name: str, folder: int, *, text: str, flags: int = _READ) -> int:
 
 
 def enter_or_make(name: str, folder: int) -> int:
-    """Open a folder in a folder; if there is none, make it."""
+    """Open a folder inside a folder, and create it if it is missing."""
     try:
         os.mkdir(name, dir_fd=folder)
     except FileExistsError:
@@ -293,7 +309,7 @@ def _need_plain(status: os.stat_result, text: str) -> None:
 
 @contextmanager
 def _explained(text: str) -> Generator[None]:
-    """What the disk says, in words."""
+    """Convert an `OSError` to a `ToolFailed`."""
     try:
         yield
     except OSError as error:

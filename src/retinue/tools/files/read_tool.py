@@ -1,4 +1,4 @@
-"""`read`: a text file by lines, a picture as an attachment, a result that was cut."""
+"""`read`: reads a text file by lines, a picture as an attachment, or a truncated result."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from retinue.tools.result_truncation import RESULT, Wholes
 from retinue.tools.text_pages import Page, go_on, line_count, page
 
 READ_BYTES_MAX = 32 * 1024 * 1024  # of a file that is read
-ATTACHED_BYTES_MAX = 20 * 1024 * 1024  # of a picture or another file that is no text
+ATTACHED_BYTES_MAX = 20 * 1024 * 1024  # of a binary file
 READ_LINES_MAX = 2_000
-READ_CHARS_MAX = RESULT_CHARS_MAX - 1_000  # with what is said about it, a page is never cut again
+READ_CHARS_MAX = RESULT_CHARS_MAX - 1_000  # leaves space for notices, so that a page is never truncated again
 
 Mask = Callable[[str], str]
 
@@ -43,7 +43,7 @@ class ReadArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
 
 
 class Read(Struct, frozen=True):
-    """Without a ground it reads text alone, and believes none of it."""
+    """Reads a file. Without `file_services` it reads text only, and its output is untrusted."""
 
     ground: Ground | None = None
     arguments: type[msgspec.Struct] = ReadArguments
@@ -112,7 +112,7 @@ class Read(Struct, frozen=True):
 
 
 def read_confined(home: Path, path: str) -> bytes:
-    """A file in a folder, by its path there: for whoever reads for the house and has no scene."""
+    """Read a file inside a folder, for server code that has no tool context."""
     root = os.path.realpath(home)
     real = os.path.realpath(os.path.join(root, path)) if is_seen(path) else root
     if path.startswith("/") or real == root or not within(real, root):

@@ -1,4 +1,4 @@
-"""Exact changes to a text: each text that is to go must be there, and no more often than was meant."""
+"""Exact text replacements: each old text must occur, and only as often as intended."""
 
 from __future__ import annotations
 
@@ -9,26 +9,30 @@ from msgspec import Struct
 
 from retinue.tools.base import ToolFailed
 
-NEAREST_CHARS_MAX = 1_000_000  # looked through for a line that comes near
+NEAREST_CHARS_MAX = 1_000_000  # searched for a similar line
 NEAREST_LINE_CHARS_MAX = 300
 NEAREST_SCORE_MIN = 0.4
 PLACES_SHOWN_MAX = 10
 
 
 class Change(Struct, frozen=True, kw_only=True):
+    """One replacement."""
+
     old: str
     new: str
     replace_all: bool = False
 
 
 class Changed(Struct, frozen=True, kw_only=True):
+    """The text after all replacements."""
+
     text: str
-    lines: tuple[int, ...]  # where something was changed, in the text as it was: the first of them
+    lines: tuple[int, ...]  # first changed lines, as line numbers of the original text
     places: int
 
 
 def change(text: str, changes: Sequence[Change], *, path: str) -> Changed | ToolFailed:
-    """Make all of them, or none. Each is looked for in the text as it was."""
+    """Apply all changes or none. Each is searched in the original text."""
     spans: list[tuple[int, int, str, str]] = []
     crlf = "\r\n" in text and "\n" not in text.replace("\r\n", "")
     for number, each in enumerate(changes, 1):
@@ -89,7 +93,7 @@ def _misfit(text: str, wanted: Change, *, which: str, path: str) -> ToolFailed |
 
 
 def _with_crlf(text: str) -> str:
-    """For a file in which every line ends so: a model seldom sees the difference."""
+    """Convert to CRLF, for a file that uses it throughout. Models rarely notice the difference."""
     return text.replace("\r\n", "\n").replace("\n", "\r\n")
 
 
@@ -103,7 +107,7 @@ def _all(text: str, old: str) -> list[int]:
 
 
 def _places(text: str, old: str) -> list[int]:
-    """The first few, also those that overlap: each could have been meant."""
+    """Return the first matches, including overlapping ones, because each could be meant."""
     found: list[int] = []
     at = text.find(old)
     while at >= 0 and len(found) < PLACES_SHOWN_MAX:
@@ -117,7 +121,7 @@ def _line(text: str, at: int) -> int:
 
 
 def _nearest(text: str, old: str) -> str:
-    """What to do about a text that is not there: the line that comes nearest to how it begins."""
+    """Return advice for a text that was not found: the line most similar to its first line."""
     again = "read the file again and copy the text exactly"
     wanted = next((line.strip() for line in old.split("\n") if line.strip()), "")[:NEAREST_LINE_CHARS_MAX]
     pairs = _pairs(wanted)

@@ -1,4 +1,4 @@
-"""`write`: a whole file, or something added to its end."""
+"""`write`: writes a whole file, or appends to it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ class WriteArguments(PathArguments, forbid_unknown_fields=True, kw_only=True):
 
 
 class Write(Struct, frozen=True):
-    """Written twice it is the same file, so a crash in the middle of it costs nothing. That holds for what is added,
-    too: a text that already stands at the end is not added again."""
+    """Writes a file. Repeating a call gives the same file, so a call interrupted by a crash can run
+    again.
+
+    An append is skipped if the file already ends with the text.
+    """
 
     ground: Ground
     arguments: type[msgspec.Struct] = WriteArguments
@@ -84,18 +87,22 @@ def _said(text: str) -> Output:
 
 
 async def label_before(ground: Ground, place: Place, scene: Scene) -> None:
-    """What an untrusted scene makes is labelled before it is there: the file, and the names of new folders."""
+    """Mark the file and its new parent folders as untrusted before writing, if the context is
+    untrusted.
+    """
     if scene.trust is Trust.UNTRUSTED:
         new = await asyncio.to_thread(missing_folders, place)
         await ground.mark_untrusted([*new, place.real], scene)
 
 
 async def put_changed(ground: Ground, place: Place, old: Looked, data: bytes, *, text: str, scene: Scene) -> None:
-    """Put a file that was partly there before. It is no better than it was, and no better than what was put in."""
+    """Write a file of which a part existed before. It gets the lower trust of the old and the new
+    part.
+    """
     if len(data) > TEXT_BYTES_MAX:
         raise too_large(text)
     was = await ground.trust_of(place.real, old)
-    # Also where only the old part is untrusted: bytes that are known by their hash alone have another hash now.
+    # Also if only the old part is untrusted: content known by its hash has another hash now.
     if Trust.UNTRUSTED in (scene.trust, was):
         await ground.mark_untrusted([place.real], scene)
     placed = await done_in_thread(partial(put, place, data, text=text, was=old.status))

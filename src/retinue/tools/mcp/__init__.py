@@ -1,1 +1,1 @@
-"""MCP servers as tools: how they are reached, what is believed of them, and when they are not used."""
+"""MCP servers as tools: connections, approval of tool lists, and limits on what servers return."""

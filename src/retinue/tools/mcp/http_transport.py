@@ -1,4 +1,4 @@
-"""A server at an address: streamable HTTP, with a bound on what one answer may bring."""
+"""The HTTP transport of an MCP server: streamable HTTP with a size limit on responses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from retinue.tools.mcp.stdio_transport import MESSAGE_BYTES_MAX
 
 STREAM = "text/event-stream"
 CONNECT_S = 30.0
-GOODBYE_S = 2.0  # how long a server may take to hear that we leave
+GOODBYE_S = 2.0  # timeout of the DELETE request that ends a session
 
 
 class _Counted(httpx2.AsyncByteStream):
-    """A body of which no more is taken than the bound."""
+    """A response body that raises an error beyond the size limit."""
 
     def __init__(self, inside: httpx2.AsyncByteStream, bytes_max: int) -> None:
         self._inside = inside
@@ -34,8 +34,9 @@ class _Counted(httpx2.AsyncByteStream):
 
 
 class Bounded(httpx2.AsyncBaseTransport):
-    """Answers are taken as they are sent, not unpacked: a small one that is packed may be of any size. A stream of
-    events goes on for as long as it likes; how large one event may be is for its reader to say.
+    """Limits the size of responses and refuses compressed ones, which could decompress to any size.
+
+    An event stream has no total limit. Its reader limits the size of one event.
     """
 
     def __init__(self, *, refused: Callable[[int], None], bytes_max: int = MESSAGE_BYTES_MAX) -> None:
@@ -63,8 +64,10 @@ class Bounded(httpx2.AsyncBaseTransport):
 
 
 def caller(headers: Mapping[str, str], *, read_s: float, refused: Callable[[int], None]) -> httpx2.AsyncClient:
-    """A client for one server, which takes no proxy from the air. `refused` is told the status of an answer that was an
-    error."""
+    """Return a client for one server. It ignores proxy settings of the environment.
+
+    `on_error_status` is called with the status of each error response.
+    """
     return httpx2.AsyncClient(
         transport=Bounded(refused=refused),
         headers=dict(headers),

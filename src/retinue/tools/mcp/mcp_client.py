@@ -1,4 +1,4 @@
-"""One open line to one server: begun, listed, spoken on, and ended with everything that belongs to it."""
+"""One open connection to one MCP server, and everything that belongs to it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from mcp.client import Client, IncomingMessage, Transport
 
 PAGES_MAX = 50
-LISTED_MAX = 1_000  # tools that are read of a list; how many are used is another bound
-LIFE_S = 30 * 24 * 3600.0  # a command that has run for so long is ended and begun anew
+LISTED_MAX = 1_000  # tools read from a list; the number used has its own limit
+LIFE_S = 30 * 24 * 3600.0  # maximum lifetime of a server command
 LIFE_OUTPUT_BYTES = 64 * 1024 * MIB
-READ_S = 3600.0  # how long a stream of events may be silent
+READ_S = 3600.0  # maximum silence of an event stream
 LISTEN_AGAIN_S = 30.0
 
 
 class Missing(RetinueError):
-    """The package that speaks MCP is not installed."""
+    """The package `mcp` is not installed."""
 
     code = "mcp.not-installed"
 
@@ -45,22 +45,26 @@ class Missing(RetinueError):
 
 
 async def load() -> None:
-    """The package takes most of a second to import, so it is done aside, and only where there is a server."""
+    """Import the package in a thread, because the import takes most of a second."""
     try:
         await asyncio.to_thread(__import__, "mcp.client")
     except ImportError:
         raise Missing from None
-    # Their log holds what servers said, and addresses with whatever is in them.
+    # Their logs contain server output and full URLs, which may include secrets.
     for name in ("mcp", "httpx2", "httpcore2"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 class Line(Struct):
-    """`lost` and `changed` come from the other side; whoever keeps the line looks at them when `stir` is called."""
+    """The state of one connection.
+
+    `closed` and `tools_changed` are set by the other side. After `wake` was called, the owner of
+    the connection reads them.
+    """
 
     stir: Callable[[], None]
     changed: bool = False
-    status: int = 0  # of the last answer that was an error, where it came by HTTP
+    status: int = 0  # of the last HTTP error response
     gone: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     _client: Client | None = None
 
@@ -75,7 +79,7 @@ class Line(Struct):
 
     def begin(self, client: Client) -> None:
         self._client = client
-        self.status = 0  # whoever is asked for something newer than it knows may say so with an error
+        self.status = 0  # a server may answer an unknown newer protocol version with an error
 
     def ended(self) -> None:
         self.gone.set()
@@ -86,10 +90,10 @@ class Line(Struct):
             self.changed = True
             self.stir()
 
-    # --- what is asked ---
+    # --- requests ---
 
     async def tools(self) -> list[Said]:
-        """All tools that it lists, page by page."""
+        """Return all tools of the server, page by page."""
         found: list[Said] = []
         cursor: str | None = None
         for _ in range(PAGES_MAX):
@@ -105,8 +109,11 @@ class Line(Struct):
         return self.client.server_capabilities.resources is not None
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> types.CallToolResult:
-        """Not by the client's own way: that would hold what came against the server's schema, whose patterns could keep
-        us busy for as long as the server likes."""
+        """Call a tool.
+
+        The client's own method is not used: it would validate the result against the server's
+        schema, whose patterns could take unbounded time.
+        """
         import mcp_types as types
 
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=arguments))
@@ -115,7 +122,7 @@ class Line(Struct):
 
 @asynccontextmanager
 async def opened(line: Line, name: str, settings: McpServer, needs: Needs) -> AsyncGenerator[None]:
-    """On leaving, what was begun has ended."""
+    """Open the connection. On exit, everything it started has ended."""
     from mcp.client import Client
     from mcp_types import Implementation
 
@@ -137,7 +144,7 @@ async def _transport(name: str, settings: McpServer, needs: Needs, line: Line, s
         folder = await asyncio.to_thread(_own_folder, needs.folder / name)
         sandbox = await needs.sandbox(name)
         child = await sandbox.start(apart(settings.command), confinement(settings, folder, needs))
-        stack.push_async_callback(child.kill)  # whatever becomes of the rest
+        stack.push_async_callback(child.kill)  # runs even if another cleanup fails
         return speaking(child, ended=line.ended)
     from mcp.client.streamable_http import streamable_http_client
 
@@ -158,7 +165,7 @@ def _own_folder(folder: Path) -> Path:
 
 
 def confinement(settings: McpServer, folder: Path, needs: Needs) -> Confinement:
-    """What the command of a server may touch: its own folder, and what the owner named for it."""
+    """Return what the command of a server may access: its own folder and what the owner configured."""
     return Confinement(
         folder=folder,
         writable=(folder, *(needs.home / path for path in settings.writable)),
@@ -170,8 +177,10 @@ def confinement(settings: McpServer, folder: Path, needs: Needs) -> Confinement:
 
 
 async def _listen(line: Line) -> None:
-    """Newer servers tell of changes only to whoever has asked for it. Where that fails, the list is still read again
-    from time to time."""
+    """Subscribe to tool list changes, which newer protocol versions report only to subscribers.
+
+    If this fails, the list is still read again from time to time.
+    """
     from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
     if line.client.protocol_version not in MODERN_PROTOCOL_VERSIONS:

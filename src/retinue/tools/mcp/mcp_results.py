@@ -1,4 +1,4 @@
-"""What a server's answer becomes: words from outside between markers, and pictures beside them."""
+"""Converts results of MCP servers: text wrapped as untrusted content, and attachments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import mcp_types as types
 
 TEXT_CHARS_MAX = RESULT_CHARS_MAX - WRAPPING_CHARS_MAX
-"""The whole of a result, its wrapper included, is shown uncut: a wrapper without its end would wrap nothing."""
+"""The wrapped result must not be truncated: a wrapper without its end marker protects nothing."""
 PARTS_MAX = 500
 ATTACHMENTS_MAX = 8
 ATTACHMENT_BYTES_MAX = 5 * 1024 * 1024
@@ -39,7 +39,7 @@ MEDIA_TYPES = {
 
 
 class Of(Struct, frozen=True, kw_only=True):
-    """Whose words these are. `id` is for the markers: nobody outside knows it."""
+    """The source of a result. `id` is the secret id of the untrusted content markers."""
 
     server: str
     tool: str
@@ -47,7 +47,7 @@ class Of(Struct, frozen=True, kw_only=True):
 
 
 class _Reading(Struct):
-    """What was read of an answer so far."""
+    """Collects the parts of a result."""
 
     files: Files | None
     texts: list[str] = field(default_factory=list[str])
@@ -55,12 +55,12 @@ class _Reading(Struct):
     chars: int = 0
 
     def say(self, text: str) -> None:
-        if self.chars <= TEXT_CHARS_MAX:  # the rest is cut anyway
+        if self.chars <= TEXT_CHARS_MAX:  # the rest is cut in any case
             self.texts.append(text)
         self.chars += len(text) + 1
 
     async def attach(self, data: str, media_type: str) -> None:
-        """Only kinds that a model can look at. Whoever says what the bytes are is not believed any further."""
+        """Store an attachment of a type that models can read. The declared type is not verified."""
         kind = media_type.partition(";")[0].strip().lower()
         ending = MEDIA_TYPES.get(kind)
         if self.files is None or ending is None or len(self.attachments) >= ATTACHMENTS_MAX:
@@ -114,7 +114,7 @@ async def read_resource(
 
 
 def words(text: str, *, of: Of, failed: bool = False) -> Output:
-    """Words of a server that are no result, such as why it would not do something."""
+    """Return a text of a server that is not a result, such as an error message."""
     reading = _Reading(None)
     reading.say(text)
     return _wrapped(reading, of, failed=failed)
@@ -130,7 +130,7 @@ async def _resource(resource: Any, reading: _Reading) -> None:
 
 
 def _is_said(structured: object, texts: Sequence[str]) -> bool:
-    """Servers say it in words too, mostly; twice is once too often."""
+    """Return whether a text already contains the structured content, as most servers send both."""
     for text in texts:
         try:
             if json.loads(text) == structured:
@@ -141,7 +141,7 @@ def _is_said(structured: object, texts: Sequence[str]) -> bool:
 
 
 def _wrapped(reading: _Reading, of: Of, *, failed: bool = False) -> Output:
-    # Made harmless before it is cut: what is put in the place of a forged marker may be longer than that was.
+    # Neutralize forged markers before cutting: the replacement may be longer than the marker.
     text = harmless(storable("\n".join(reading.texts))[:TEXT_CHARS_MAX], id=of.id)
     cut = reading.chars - 1 > TEXT_CHARS_MAX
     source = {

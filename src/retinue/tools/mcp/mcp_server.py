@@ -1,5 +1,6 @@
-"""One server, kept: begun, begun again when it dies, and spoken to while it lives. Never more is promised than that a
-call ends, with a result or with why there is none.
+"""Supervises one MCP server: starts it, restarts it after a failure, and sends requests to it.
+
+Every call ends with a result or with the reason why there is none.
 """
 
 from __future__ import annotations
@@ -28,24 +29,28 @@ log = logging.getLogger(__name__)
 
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 300.0
-SOUND_S = 60.0  # one that lived so long has its failures forgotten
-REFRESH_S = 300.0  # after so long, the list is read again even if nobody said that it changed
-CHANGES_PAUSE_S = 1.0  # between two readings of a list that keeps changing
-HANGS_MAX = 3  # calls in a row without an answer, after which it is begun anew
-WAITING_MAX = 256  # calls that may wait for their turn
+SOUND_S = 60.0  # after this time a connection counts as healthy and its failures are forgotten
+REFRESH_S = 300.0  # interval after which the tool list is read again without a change event
+CHANGES_PAUSE_S = 1.0  # between two reads of a list that keeps changing
+HANGS_MAX = 3  # consecutive timeouts after which the server is restarted
+WAITING_MAX = 256  # calls that may wait for a free slot
 RESOURCES_MAX = 200
 
 T = TypeVar("T")
 
 
 class Lost(RetinueError):
-    """The line to a server is gone."""
+    """The connection to a server was lost."""
 
     code = "mcp.lost"
 
 
 class Server:
-    """`approved` gives the hash of the list that was found good, or None; `changed` is told when it fares otherwise."""
+    """Supervises one MCP server.
+
+    `find_approved_hash` returns the hash of the approved tool list, or None. `on_change` is called
+    when the status changes.
+    """
 
     def __init__(
         self,
@@ -65,7 +70,7 @@ class Server:
         self._chance = chance
         self._approved = approved
         self._changed = changed
-        self.good: Listing | None = None  # the last that it said, if that was found good: also while it is away
+        self.good: Listing | None = None  # last tool list, if approved; kept while the server is away
         self._line: Line | None = None
         self._stirred = asyncio.Event()
         self._again = self._look = self._closing = False
@@ -79,7 +84,7 @@ class Server:
             because=f"mcp.{name}.enabled is false" if off else "it was not heard of yet",
         )
 
-    # --- its life ---
+    # --- lifecycle ---
 
     def start(self) -> None:
         if self.settings.enabled and self._task is None:
@@ -93,18 +98,18 @@ class Server:
             self._task = None
 
     def restart(self) -> None:
-        """End it and begin it anew, at once."""
+        """Stop the server and start it again at once."""
         self._again = True
         self._failures = 0
         self._stirred.set()
 
     def look_again(self) -> None:
-        """What was found good has changed."""
+        """Check the approval again after it changed."""
         self._look = True
         self._stirred.set()
 
     async def _keep(self) -> None:
-        while not self._closing:  # that we are to end may be lost in what else goes wrong while we do
+        while not self._closing:  # a cancellation can be swallowed by another error, so check the flag too
             self._again = self._look = False
             began_at, line = self._clock.now(), Line(self._stirred.set)
             self._stand(State.STARTING, "it was begun and has not answered yet", "", self.standing.listing)
@@ -144,7 +149,7 @@ class Server:
                 await asyncio.sleep(CHANGES_PAUSE_S)
 
     async def _stir(self) -> None:
-        """Wait until there is something to look at; after a while, there always is."""
+        """Wait until there is something to check, at most until the refresh interval has passed."""
         take_back = self._clock.later(REFRESH_S, self._stirred.set)
         try:
             await self._stirred.wait()
@@ -158,7 +163,7 @@ class Server:
         return listing(self.name, said, resources=line.has_resources, allow=own.allow, deny=own.deny)
 
     async def _judge(self, found: Listing) -> None:
-        """Whether what it offers is what the owner has found good."""
+        """Set the status by whether the owner has approved this tool list."""
         good = await self._approved(self.name)
         self.good = found if found.hash == good else None
         if self.good is not None:
@@ -168,7 +173,9 @@ class Server:
         self._stand(State.WAITING, because, f"retinue mcp approve {self.name}", found)
 
     async def _pause(self, error: Exception | None, line: Line) -> None:
-        """Longer each time, and not as long as others: servers that died together do not all come back at once."""
+        """Wait with exponential back-off and jitter, so that servers that failed together do not
+        restart together.
+        """
         because, try_this = self._told(error, line)
         wait_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(self._failures, 20)) * self._chance.uniform(0.75, 1.25)
         self._failures += 1
@@ -194,7 +201,9 @@ class Server:
             self._changed()
 
     def _told(self, error: Exception | None, line: Line) -> tuple[str, str]:
-        """Why it failed, in our words. Its own may hold anything, also what it was told in confidence."""
+        """Return the reason of a failure in our own text, because the server's text may contain
+        secrets.
+        """
         look = f"look at its settings, then: retinue mcp restart {self.name}"
         match met := _leaf(error):
             case RetinueError():
@@ -216,7 +225,7 @@ class Server:
             return "the line to it broke"
         return f"it ended; what it said aside is in {self._needs.folder / self.name / LOG}"
 
-    # --- what is asked of it ---
+    # --- requests ---
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> types.CallToolResult:
         return await self._ask(lambda line: line.call(tool, arguments))
@@ -229,7 +238,9 @@ class Server:
         return await self._ask(lambda line: line.client.read_resource(uri))
 
     async def _ask(self, asking: Callable[[Line], Awaitable[T]]) -> T:
-        """Ends with an answer, with what the server says against it (`MCPError`), or with `ToolFailed`."""
+        """Send a request. Raises `MCPError` for an error response, and `ToolFailed` for everything
+        else.
+        """
         line, good = self._line, self.good
         if line is None or line.lost or good is None or not self.standing.usable:
             raise unusable(self.standing)
@@ -247,7 +258,7 @@ class Server:
                 async with self._turns:
                     self._waiting -= 1
                     waiting = False
-                    if self.good is None or self.good.hash != good.hash:  # while it waited for its turn
+                    if self.good is None or self.good.hash != good.hash:  # changed while the call waited for a slot
                         raise unusable(self.standing)
                     answer = await _unless_gone(line, asking(line))
         except TimeoutError:
@@ -278,14 +289,14 @@ class Server:
             self.restart()
 
     def _met(self, line: Line, error: Exception) -> Exception:
-        """A line that broke is begun anew; what a server has to say against a call is for whoever called."""
+        """Reconnect after a connection error. An error response is returned to the caller."""
         from mcp.shared.exceptions import MCPError
         from mcp_types import CONNECTION_CLOSED
 
         met = _leaf(error)
         if isinstance(met, MCPError) and met.error.code != CONNECTION_CLOSED and not line.lost:
             if line.status:
-                line.ended()  # its session may be over; to begin anew costs little
+                line.ended()  # the server may have ended the session, and reconnecting is cheap
             return met
         line.ended()
         return ToolFailed(
@@ -306,7 +317,9 @@ def unusable(standing: Standing) -> ToolFailed:
 
 
 async def _unless_gone(line: Line, asking: Awaitable[T]) -> T:
-    """What is asked, given up when the line goes: one that broke in the middle may never say so."""
+    """Await a request, and cancel it when the connection closes. A broken connection may never
+    answer.
+    """
     answer = asyncio.ensure_future(asking)
     gone = asyncio.ensure_future(line.gone.wait())
     try:
@@ -321,7 +334,7 @@ async def _unless_gone(line: Line, asking: Awaitable[T]) -> T:
 
 
 def _leaf(error: BaseException | None) -> BaseException | None:
-    """What lies in a group of errors, the first of it."""
+    """Return the first error inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""A server's tool in an agent's hand: the same rules as for any other, and its words are never trusted."""
+"""Tools of MCP servers. They follow the same rules as other tools, and their output is untrusted."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from retinue.tools.mcp.schemas import misfit
 from retinue.tools.mcp.tool_list import READS, RESOURCES, Offer
 from retinue.tools.mcp.tool_names import tool_name
 
-SLACK_S = 10.0  # the bound of a call is the server's; the toolbox's comes after it
+SLACK_S = 10.0  # the server's own timeout applies first, then the toolbox's
 URI_CHARS_MAX = 2_000
 
 SettingsOf = Callable[[str], McpServer | None]
 
 
 class _OfServer:
-    """What tools of a server have in common. `settings` are those of the server by its name, as they are now."""
+    """Base of the tools of one server. `settings` returns the current settings of a server by name."""
 
     def __init__(self, server: Server, settings: SettingsOf, ids: Ids, files: Files | None) -> None:
         self._server = server
@@ -36,7 +36,9 @@ class _OfServer:
         self._files = files
 
     def _check(self, scene: Scene) -> None:
-        """Rules say so before it comes to this; a call that passed them by is refused here."""
+        """Refuse an agent that may not use the server. Rules check this first; this is a second
+        check.
+        """
         server, settings = self._server, self._settings(self._server.name)
         for agent in (scene.agent.name, *(sender.name for sender in scene.senders)):
             if settings is not None and any(matches_glob(glob, agent) for glob in settings.agents):
@@ -55,7 +57,9 @@ class _OfServer:
 
 
 class McpTool(_OfServer):
-    # Its arguments are known only when it is: they are held against the server's schema, not a type of ours.
+    """One tool of an MCP server."""
+
+    # The arguments are checked against the server's schema, so there is no struct for them.
     arguments: type[msgspec.Struct] = cast("type[msgspec.Struct]", dict[str, Any])
 
     def __init__(self, server: Server, offer: Offer, settings: SettingsOf, ids: Ids, files: Files | None) -> None:
@@ -106,7 +110,7 @@ class ResourceArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class McpResources(_OfServer):
-    """What a server has to read, beside its tools. It is the server that decides what an address means."""
+    """Lists and reads the resources of a server. The server decides what a URI means."""
 
     arguments: type[msgspec.Struct] = ResourceArguments
 

@@ -1,7 +1,8 @@
-"""A server's schema of a tool, made into one that every provider takes; and whether arguments fit it. Pure.
+"""Converts the JSON schema of an MCP tool to the form that every provider accepts, and checks
+arguments.
 
-References are put in place, what no provider reads is left out, and everything is bounded: what a server sends as a
-schema may be anything. The server still checks each call itself.
+Pure. References are inlined, keywords that no provider reads are dropped, and sizes are limited,
+because a server can send anything. The server still validates each call itself.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ Json = dict[str, Any]
 
 
 class Unfit(Exception):
-    """Why a schema cannot be used."""
+    """A schema that cannot be used. The message is the reason."""
 
 
 def flat(schema: object, *, clean: Callable[[str], str] = str) -> Json:
-    """The schema of an object, without references. `clean` is asked for every text that a model will read."""
+    """Return the schema of an object without references. `sanitize` is applied to every text a
+    model reads.
+    """
     root = _object(schema)
     made = _Flattening(root, clean).schema(root, 0)
     made = {key: value for key, value in made.items() if key in ("properties", "required", "additionalProperties")}
@@ -56,7 +59,7 @@ class _Flattening(Struct):
         self.nodes += 1
         if self.nodes > NODES_MAX:
             raise Unfit(f"its schema has more than {NODES_MAX} parts")
-        if not isinstance(value, dict) or depth > DEPTH_MAX:  # `true` and `{}` say the same: anything
+        if not isinstance(value, dict) or depth > DEPTH_MAX:  # `true` and `{}` both accept anything
             return {}
         given = cast(Json, value)
         if isinstance(reference := given.get("$ref"), str):
@@ -68,7 +71,7 @@ class _Flattening(Struct):
         return made
 
     def _followed(self, reference: str, given: Json, depth: int) -> Json:
-        """What a reference stands for. One that leads round in a circle stands for anything."""
+        """Return the schema behind a reference. A circular reference accepts anything."""
         if reference in self.following:
             return {}
         self.following.append(reference)
@@ -79,7 +82,7 @@ class _Flattening(Struct):
             self.following.pop()
 
     def _found(self, reference: str) -> object:
-        """Only inside the schema itself: nothing is fetched."""
+        """Resolve a reference inside the schema. Nothing is fetched."""
         found: Any = self.root
         if not reference.startswith("#"):
             raise Unfit("its schema refers to something outside of it")
@@ -120,7 +123,7 @@ class _Flattening(Struct):
                 made[key] = number
 
     def _choice(self, value: object) -> Any:
-        """A value that a model may choose. It is sent as it stands, so it has to be one that a person can look at."""
+        """Check an enum value. It is sent unchanged, so a person must be able to see all of it."""
         if value is None or isinstance(value, bool | int | float):
             return value
         if not isinstance(value, str) or len(value) > TEXT_CHARS_MAX:
@@ -156,7 +159,7 @@ def _object(value: object) -> Json:
 
 
 def misfit(schema: Json, arguments: Mapping[str, Any]) -> str:
-    """What is wrong with the arguments of a call at first sight; empty where nothing is."""
+    """Return the first obvious error in the arguments of a call, or an empty string."""
     properties = cast("dict[str, Json]", schema["properties"])
     for name in cast("list[str]", schema["required"]):
         if name not in arguments:

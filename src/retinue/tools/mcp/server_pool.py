@@ -1,4 +1,4 @@
-"""All MCP servers of the house, as the settings have them: begun, kept, and ended with it."""
+"""All MCP servers of an instance, started and stopped as configured."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from retinue.tools.mcp.tool_list import Listing
 
 KIND = "mcp"
-"""Of pins: whose tools were looked at and found good."""
+"""The kind under which approved tool list hashes are stored."""
 FOLDER = "mcp"
 
 _SECRET_HEADER = re.compile(r"authorization|cookie|token|secret|passw|credential|key", re.IGNORECASE)
@@ -40,10 +40,10 @@ Settings = Mapping[str, McpServer]
 
 
 class Servers:
-    """Asked for `settings` when it starts and whenever `fit` is called.
+    """All configured MCP servers. `settings` is read at the start and on every `sync`.
 
-    `sandbox` gives what commands run in, and must let the folders in `home / FOLDER` be shared. `chance` spreads
-    retries.
+    `sandbox` returns the sandbox for a server's command; it must allow sharing the folders below
+    `data_directory / SERVERS_FOLDER`. `random` adds jitter to retries.
     """
 
     def __init__(
@@ -74,13 +74,15 @@ class Servers:
         self._told: list[Callable[[], None]] = []
 
     def on_change(self, call: Callable[[], None]) -> None:
-        """Be told whenever tools came or went, or a server fares otherwise."""
+        """Register a callback for changes of tools or of a server's status."""
         self._told.append(call)
 
-    # --- life ---
+    # --- lifecycle ---
 
     async def fit(self) -> None:
-        """Begin and end servers until those are here that should be. Waits for ends, not for beginnings."""
+        """Start and stop servers until they match the settings. Waits until servers have stopped,
+        not started.
+        """
         async with self._fitting:
             wanted = dict(self._settings())
             gone = [
@@ -99,13 +101,13 @@ class Servers:
         self._tell()
 
     def fit_soon(self) -> None:
-        """For whoever cannot wait: the settings have changed."""
+        """Run `sync` in a task, after the settings changed."""
         task = asyncio.get_running_loop().create_task(self.fit())
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
 
     async def close(self) -> None:
-        """Every server has ended, with all it began."""
+        """Stop all servers and everything they started."""
         await asyncio.gather(*self._aside, return_exceptions=True)
         async with self._fitting:
             await asyncio.gather(*(server.close() for server in self._servers.values()))
@@ -115,7 +117,7 @@ class Servers:
         self._one(name).restart()
 
     def _new(self, name: str, settings: McpServer) -> Server:
-        from retinue.tools.mcp.mcp_server import Server  # few houses have one
+        from retinue.tools.mcp.mcp_server import Server  # slow import, and few instances have a server
 
         return Server(
             name,
@@ -127,10 +129,10 @@ class Servers:
             changed=self._tell,
         )
 
-    # --- what there is ---
+    # --- status and tools ---
 
     def standings(self) -> list[Standing]:
-        """How each fares, by name."""
+        """Return the status of each server, sorted by name."""
         found = {name: server.standing for name, server in self._servers.items()} | self._refused
         return [found[name] for name in sorted(found)]
 
@@ -138,7 +140,9 @@ class Servers:
         return self._settings().get(name)
 
     def tools(self) -> list[Tool]:
-        """Of the servers whose tools were found good. One that is away keeps its place: whoever calls hears so."""
+        """Return the tools of servers with an approved list. An unavailable server keeps its tools;
+        calls then fail.
+        """
         found: list[Tool] = []
         for name, server in self._servers.items():
             if server.good is not None:
@@ -157,10 +161,10 @@ class Servers:
         self._tools[name] = (offered, made)
         return made
 
-    # --- what was found good ---
+    # --- approval ---
 
     async def approve(self, name: str, hash_: str, *, by: str) -> bool:
-        """Find good what a server offers, if that is still what the hash stands for."""
+        """Approve a server's tool list, if it still has the given hash."""
         server = self._one(name)
         offered = server.standing.listing
         if offered is None or not offered.hash.startswith(hash_):
@@ -179,7 +183,7 @@ class Servers:
         return True
 
     async def revoke(self, name: str) -> bool:
-        """Its tools are not used until someone looks at them again."""
+        """Revoke the approval. The tools are not used until the list is approved again."""
         server = self._one(name)
         gone = await self._store.write(partial(approved_hashes.remove, kind=KIND, name=name), point="mcp")
         server.look_again()
@@ -208,7 +212,7 @@ class Servers:
 
 
 def _unfit(name: str, settings: McpServer) -> Standing | None:
-    """One that cannot be begun at all, as it is set up."""
+    """Return a failed status if the settings of a server are invalid, else None."""
     because = ""
     if wrong := server_name(name):
         because = f"its name {wrong}"
@@ -230,7 +234,7 @@ def _is_written_down(header: str, held: Variable | Secret) -> bool:
 
 
 def layers(settings: Settings, agent: Agent) -> list[Layer]:
-    """For the chain of rules: the servers that are not for this agent are denied to it."""
+    """Return policy layers that deny each server's tools to agents that may not use the server."""
     return [
         Layer(
             name=f"the MCP server {name}",

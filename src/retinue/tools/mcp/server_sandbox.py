@@ -1,4 +1,4 @@
-"""Where the commands of servers run: in the sandbox of the house, or bare where the owner chose to have none."""
+"""Chooses the sandbox for commands of MCP servers, or the host if the owner disabled sandboxing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from retinue.tools.shell.sandbox_choice import Confining
 
 
 def placed_by(confining: Confining) -> SandboxOf:
-    """As `exec` is placed, with two differences: nobody sits before a server, and nobody can be asked about it."""
+    """Choose as for `exec`, except that no person can be asked and there is no owner session."""
 
     async def place(server: str) -> Sandbox:
         settings = confining.settings()

@@ -1,4 +1,4 @@
-"""How servers fare, and what it takes to reach them: all that a house without any has to know."""
+"""Status and dependencies of MCP servers: the types that an instance without any server also loads."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from retinue.tools.mcp.tool_list import Listing
 
 SandboxOf = Callable[[str], Awaitable[Sandbox]]
-"""The sandbox that the command of this server runs in. Raises `SandboxFailed` rather than giving a lesser one."""
+"""Returns the sandbox for the command of a server. Raises `SandboxFailed` rather than a weaker one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What it takes to reach servers. `folder` holds one folder for each, which is all of the house it sees."""
+    """Dependencies of MCP servers. `folder` has one folder per server, all it sees of the data
+    directory.
+    """
 
     sandbox: SandboxOf
     folder: Path
@@ -33,15 +35,17 @@ class Needs:
 
 
 class State(StrEnum):
+    """The state of an MCP server."""
+
     OFF = "off"
     STARTING = "starting"
     READY = "ready"
-    WAITING = "waiting"  # for the owner to look at its tools
-    FAILED = "failed"  # and tried again, after a while
+    WAITING = "waiting"  # for the owner to approve its tools
+    FAILED = "failed"  # retried after a back-off
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """How a server fares. `listing` is what it said last, also where that is not used."""
+    """The status of a server. `tool_list` is its last tool list, even if it is not approved."""
 
     name: str
     state: State
@@ -56,5 +60,7 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 def same_line(one: McpServer, other: McpServer) -> bool:
-    """Whether a server can stay as it is when its settings change so: who may use it does not concern it."""
+    """Return whether a connection can stay open under the new settings. `agents` does not affect
+    it.
+    """
     return replace(one, agents=()) == replace(other, agents=())

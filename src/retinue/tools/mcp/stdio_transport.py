@@ -1,4 +1,6 @@
-"""A server that is a command of ours: JSON-RPC, a line each, on the input and output of a child in its sandbox."""
+"""The stdio transport of an MCP server: newline-delimited JSON-RPC with a child process in its
+sandbox.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +21,27 @@ if TYPE_CHECKING:
     Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 
 MESSAGE_BYTES_MAX = 8 * 1024 * 1024
-"""Of one message. What is longer is not taken in, and whoever waits for it is told so."""
-END_S = 2.0  # how long a server may take to end by itself
-BEGINNING_BYTES = 512  # of a message too long, looked at for whose it is
+"""Of one message. A longer one is dropped, and its request fails with an error."""
+END_S = 2.0  # time for a server to exit by itself
+BEGINNING_BYTES = 512  # of an oversized message, searched for its request id
 LOG = "stderr.log"
-LOG_PARTS_MAX = 1_000  # of at most LOG_PART_BYTES each; what comes after them is dropped
+LOG_PARTS_MAX = 1_000  # of at most LOG_PART_BYTES each; further output is dropped
 LOG_PART_BYTES = 1024
 
 _ID = re.compile(rb'^\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d{1,15})\s*[,}]')
 _ID_LATER = re.compile(rb'"id"\s*:\s*(\d{1,15})\s*[,}]')
-# A child has one stream for both, and what a server says aside would break a message in two. So it goes to a file.
+# A child has one stream for stdout and stderr. Stderr would corrupt messages, so it is written to a file.
 _KEEP = f"dd bs={LOG_PART_BYTES} count={LOG_PARTS_MAX} of={LOG} 2>/dev/null; cat >/dev/null"
 _APART = f'{{ "$@" 2>&1 >&3 3>&- | {{ {_KEEP}; }} 3>&-; }} 3>&1'
 
 
 def apart(command: Sequence[str]) -> list[str]:
-    """The command with what it says aside in a file of the folder it begins in."""
+    """Return the command with its stderr redirected to a file in its working directory."""
     return ["/bin/sh", "-c", _APART, "sh", *command]
 
 
 class Lines:
-    """Takes lines apart, in whatever pieces they come, and holds no more than one message of them."""
+    """Splits a byte stream into lines, and buffers at most one message."""
 
     def __init__(self, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -47,8 +49,11 @@ class Lines:
         self._dropping = False
 
     def feed(self, chunk: bytes) -> list[bytes | int | None]:
-        """The lines that are whole now. In the place of one that is too long, the id of the request it answers, or None
-        where that cannot be told."""
+        """Return the lines completed by this chunk.
+
+        An oversized line is replaced by the id of the request it answers, or by None if that is
+        unknown.
+        """
         whole: list[bytes | int | None] = []
         *ends, rest = chunk.split(b"\n")
         for end in ends:
@@ -62,7 +67,7 @@ class Lines:
         return whole
 
     def _add(self, part: bytes) -> bytes | None:
-        """The line so far, unless it is too long: then only its beginning is held."""
+        """Return the line so far, or None if it is too long. Then only its beginning is kept."""
         if self._dropping:
             return None
         if len(self._held) + len(part) > self._bytes_max:
@@ -82,9 +87,9 @@ def _id_in(beginning: bytearray) -> int | None:
 async def speaking(
     child: Child, *, ended: Callable[[], None], bytes_max: int = MESSAGE_BYTES_MAX
 ) -> AsyncGenerator[Streams]:
-    """Two streams of messages, as the `mcp` package wants them. On leaving, the child and all it began have ended.
+    """Open the two message streams that the `mcp` package expects. On exit, the child has ended.
 
-    `ended` is called when it says no more, whoever wanted that.
+    `on_end` is called when the child's output ends, whatever the cause.
     """
     import anyio
     from mcp.shared.message import SessionMessage
@@ -101,7 +106,7 @@ async def speaking(
                         if (message := _message(line, bytes_max)) is not None:
                             await to_us.send(message)
         ended()
-        while await child.read():  # one whose words nobody takes would be held up by them, and could not end
+        while await child.read():  # drain the output: a child blocked on a full pipe cannot exit
             pass
 
     async def write() -> None:
@@ -110,7 +115,7 @@ async def speaking(
                 async for message in from_us:
                     text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                     await child.write(text.encode() + b"\n")
-        await to_us.aclose()  # whoever waits for an answer sees that there will be none
+        await to_us.aclose()  # pending requests fail instead of waiting
 
     try:
         async with anyio.create_task_group() as group:
@@ -134,7 +139,7 @@ async def speaking(
 
 
 def _message(line: bytes | int | None, bytes_max: int) -> SessionMessage | None:
-    """What a line says. A line that is no message says nothing: some servers greet whoever starts them."""
+    """Parse a line. A line that is not a message is ignored, because some servers print a greeting."""
     from mcp.shared.message import SessionMessage
     from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, jsonrpc_message_adapter
 

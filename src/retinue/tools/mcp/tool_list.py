@@ -1,7 +1,8 @@
-"""What a server says it can do: read, bounded, made harmless, and hashed, so that a change of it is noticed. Pure.
+"""Reads the tool list of an MCP server: limits it, sanitizes it, and hashes it to detect changes.
+Pure.
 
-A list that nobody has looked at, or that has changed since, is not used: a server that was harmless yesterday may tell
-models something else today.
+A list that is not approved, or that has changed since, is not used. A server that was harmless
+yesterday may send models other instructions today.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from retinue.text.untrusted_wrapper import harmless
 from retinue.tools.mcp.schemas import Json, Unfit, flat
 from retinue.tools.mcp.tool_names import tool_name
 
-TOOLS_MAX = 200  # of one server
+TOOLS_MAX = 200  # per server
 DESCRIPTION_CHARS_MAX = 4_000
 NAME_CHARS_MAX = 256
 SCHEMA_CHARS_MAX = 40_000
@@ -34,7 +35,9 @@ _NOBODY = "0" * 32
 
 
 class Hints(Struct, frozen=True, kw_only=True):
-    """What a server says of a tool's effects. None: it does not say, and then the worse is taken to be so."""
+    """A server's hints about the effects of a tool. None means unknown, and the worse case is
+    assumed.
+    """
 
     read_only: bool | None = None
     destructive: bool | None = None
@@ -43,7 +46,7 @@ class Hints(Struct, frozen=True, kw_only=True):
 
 
 class Said(Struct, frozen=True, kw_only=True):
-    """One tool in a server's own words."""
+    """One tool as the server describes it."""
 
     name: str
     description: str = ""
@@ -52,7 +55,9 @@ class Said(Struct, frozen=True, kw_only=True):
 
 
 class Offer(Struct, frozen=True, kw_only=True):
-    """One tool as agents would have it: `name` is ours, `theirs` the server's."""
+    """One tool as agents see it. `name` is the name here, `server_tool_name` the name on the
+    server.
+    """
 
     name: str
     theirs: str
@@ -62,7 +67,7 @@ class Offer(Struct, frozen=True, kw_only=True):
 
     @property
     def effects(self) -> frozenset[Effect]:
-        """Whatever comes back is somebody else's words, and whatever is asked is told to somebody else."""
+        """Every result is untrusted content, and every call sends data to the server."""
         effects = {Effect.READS_UNTRUSTED}
         if self.hints.read_only is not True:
             effects.add(Effect.WRITES)
@@ -83,9 +88,9 @@ class Offer(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """All that a server offers. `content` is what the owner reads and finds good, `hash` stands for it.
+    """The tools of a server. `content` is the text that the owner approves, and `hash` its hash.
 
-    `left_out` says which tools are not used and why: they were taken out by the settings, or nobody could use them.
+    `excluded` maps each unused tool to the reason: the settings exclude it, or it cannot be used.
     """
 
     offers: tuple[Offer, ...] = ()
@@ -103,7 +108,9 @@ def listing(
     allow: Iterable[str] = ("*",),
     deny: Iterable[str] = (),
 ) -> Listing:
-    """What is said, as it would be used. The order in which a server lists its tools means nothing."""
+    """Build the tool list as it would be used. The order in which a server lists its tools is
+    ignored.
+    """
     allowed, denied = tuple(allow), tuple(deny)
     offers: dict[str, Offer] = {}
     left_out: dict[str, str] = {}
@@ -155,14 +162,18 @@ def _offer(server: str, said: Said) -> Offer:
 
 
 def plain(text: str) -> str:
-    """Without anything that a person who looks at it would not see, and without anything that looks like a marker of
-    ours: what the owner finds good is what a model reads."""
+    """Remove invisible characters and anything that looks like one of our markers.
+
+    So the text that the owner approves is the text that a model reads.
+    """
     seen = "".join(each for each in text if each in "\n\t" or unicodedata.category(each) not in _UNSEEN)
     return harmless(seen, id=_NOBODY)
 
 
 def _content(offers: Iterable[Offer], *, resources: bool) -> str:
-    """What a person reads. Everything a model would be told is in it, and everything the rules go by."""
+    """Return the text for approval. It contains everything that a model reads or that rules depend
+    on.
+    """
     lines: list[str] = []
     for offer in offers:
         effects = ", ".join(sorted(offer.effects))

@@ -1,4 +1,4 @@
-"""What a server's tools are called here. Pure: a tool has the same name whatever else is in the list."""
+"""Names of MCP tools. Pure: a tool's name does not depend on other tools in the list."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import re
 
 PREFIX = "mcp"
-NAME_LENGTH_MAX = 64  # what every provider takes
+NAME_LENGTH_MAX = 64  # the limit of every provider
 DIGITS = 8
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
@@ -14,10 +14,10 @@ _MARKED = re.compile(rf"_[0-9a-f]{{{DIGITS}}}\Z")
 
 
 def tool_name(server: str, tool: str) -> str:
-    """`mcp_SERVER_TOOL`, short enough and in safe letters. A server has no `_` in its name, so no two servers can have
-    tools of the same name.
+    """Return `mcp_SERVER_TOOL`, in safe characters and within the length limit.
 
-    What had to be changed bears a mark of what it was; so does what looks as if it bore one.
+    Server names contain no `_`, so tools of two servers never get the same name. A changed name
+    ends in a hash of the original. So does a name that already looks like one with a hash.
     """
     plain = f"{PREFIX}_{server}_{tool}"
     if tool and len(plain) <= NAME_LENGTH_MAX and not _UNSAFE.search(plain) and not _MARKED.search(plain):

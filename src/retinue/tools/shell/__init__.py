@@ -1,1 +1,1 @@
-"""Commands: begun, watched, left to run on, and told of when they end."""
+"""Shell commands: start them, watch them, keep them in the background, and report their end."""

@@ -1,4 +1,4 @@
-"""What is run for a command: which program, with which words, and what it is told of its surroundings."""
+"""The program, arguments and environment variables of a command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 VARIABLES_MAX = 64
 VALUE_CHARS_MAX = 32_768
 
-# Words that are no program, and that a shell knows.
+# Shell builtins that are not programs.
 _WORDS = """
     . : alias bg cd command eval exec exit export fg getopts hash jobs local read readonly return set shift source times
     trap type ulimit umask unalias unset wait
@@ -26,7 +26,7 @@ _WORDS = """
 _OF_THE_SHELL = frozenset(_WORDS.split())
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
-# Whoever sets one of these decides what a program loads, runs or believes. Inside a sandbox that is its own affair.
+# Variables that control what a program loads, runs or trusts. Inside a sandbox they are harmless to the host.
 _RULING = """
     PATH HOME IFS ENV SHELL SHELLOPTS BASHOPTS CDPATH GLOBIGNORE PS4 PROMPT_COMMAND NODE_OPTIONS NODE_PATH
     NODE_EXTRA_CA_CERTS PERL5LIB PERL5OPT PERL5DB PERLLIB RUBYOPT RUBYLIB GEM_PATH GEM_HOME LUA_PATH LUA_CPATH LUA_INIT
@@ -42,7 +42,9 @@ _RULING_BEGINNINGS = ("LD_", "DYLD_", "PYTHON", "BASH_", "GIT_", "XDG_", "NPM_CO
 
 
 def find_programs(names: Iterable[str], *, folder: Path | None = None) -> Mapping[str, Program]:
-    """Each name that stands for a program here. A relative path is looked for from `folder`, if given."""
+    """Return the program for each name that has one. Relative paths are resolved from `folder`, if
+    given.
+    """
     found: dict[str, Program] = {}
     for name in names:
         if "/" in name and not name.startswith("/"):
@@ -59,8 +61,12 @@ def find_programs(names: Iterable[str], *, folder: Path | None = None) -> Mappin
 def environment(
     workspace: Path, folder: Path, asked: Mapping[str, str], *, given: Mapping[str, str], pty: bool, confined: bool
 ) -> dict[str, str]:
-    """All that a command is told. Nothing of the house's own environment is in it. `given` is the house's word, and may
-    say what a call may not; `asked` is the call's."""
+    """Return the full environment of a command. Nothing of the server's own environment is
+    included.
+
+    `server_variables` come from the server and may set anything. `requested` comes from the call
+    and is checked.
+    """
     if len(asked) > VARIABLES_MAX:
         raise _refused("so many variables", f"at most {VARIABLES_MAX} may be set")
     for name, value in asked.items():
@@ -77,7 +83,7 @@ def environment(
         "PWD": str(folder),
         "LANG": "C.UTF-8",
         "TERM": "xterm-256color" if pty else "dumb",
-        # Nobody sits there to turn pages.
+        # Commands have no interactive pager.
         "PAGER": "cat",
         "GIT_PAGER": "cat",
     }
@@ -85,7 +91,9 @@ def environment(
 
 
 def argv_of(command: str, folder: Path, *, confined: bool) -> list[str]:
-    """A plain command word for word. Anything else is for a shell, and a shell is for inside the walls."""
+    """Return the argv of a plain command. Anything else needs a shell, which is allowed only in a
+    sandbox.
+    """
     try:
         line = parse(command)
     except NotPlain as error:
@@ -113,7 +121,9 @@ def argv_of(command: str, folder: Path, *, confined: bool) -> list[str]:
 
 
 def program_of(command: str) -> str:
-    """The real path of the one program that a plain command runs; empty where it is for a shell, or not found."""
+    """Return the real path of the program a plain command runs; empty if it needs a shell or is not
+    found.
+    """
     try:
         argv = parse(command).argv
     except Invalid:

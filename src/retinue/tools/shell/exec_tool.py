@@ -1,4 +1,6 @@
-"""`exec`: run a command, wait for it a while, and let it run on where it takes longer."""
+"""`exec`: runs a command, waits for it for a while, and leaves it running in the background after
+that.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,15 @@ from retinue.tools.shell.sandbox_choice import Placed, believed, guard_of
 
 YIELD_MS, YIELD_MS_MIN, YIELD_MS_MAX = 10_000, 10, 120_000
 TIMEOUT_S, TIMEOUT_S_MAX = 1_800, 86_400
-ANSWER_S = YIELD_MS_MAX / 1000 + 60  # to begin, to wait, and to end what is not waited for
-TOGETHER_S_MAX = YIELD_MS_MAX / 1000  # for a command that cannot run on, where the agent has no `process`
-LIMIT_SLACK_S = 30.0  # we end a command that takes too long, and the sandbox where we could not
-SAID_PER_KEPT = 16  # how much more than is kept a command may say before it is ended
+ANSWER_S = YIELD_MS_MAX / 1000 + 60  # start, wait, and end a command that may not run on
+TOGETHER_S_MAX = YIELD_MS_MAX / 1000  # for a command that must end in the foreground, if the agent lacks `process`
+LIMIT_SLACK_S = 30.0  # we end an overdue command; the sandbox does if we could not
+SAID_PER_KEPT = 16  # a command is ended when its output exceeds the log limit by this factor
 HOSTS_MAX = 32
 TAIL_CHARS = 2_000
-SAYING_CHARS = 1_000  # beside the output, in one result
+SAYING_CHARS = 1_000  # reserved for text besides the output
 JUDGED_MAX = 1_000
-PROCESS = "process"  # the tool for what runs on
+PROCESS = "process"  # the tool for background commands
 
 _NOT_LOOKED_AT = Decision(Verdict.ASK, "the list of commands has no say in it")
 
@@ -84,26 +86,29 @@ class ExecArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Confine(Protocol):
-    """Chooses the sandbox, and may make the confinement tighter. Raises `SandboxFailed` rather than looser.
+    """Chooses the sandbox of a command, and may tighten the confinement.
 
-    `program` is the real path of what runs, and empty where that is for a shell to say.
+    Raises `SandboxFailed` rather than loosening it. `program` is the real path of what runs, or
+    empty if a shell runs the command.
     """
 
     async def __call__(self, scene: Scene, confinement: Confinement, where: Where, program: str) -> Placed: ...
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """What holds for commands at this moment. Asked anew for each call."""
+    """The rules for commands. Each function is called again for each call."""
 
     policy: Callable[[Scene], ExecPolicy]
     gates: Callable[[Scene], Gates]
     sandbox_works: Callable[[Scene], bool]
-    ready: Callable[[], Awaitable[None]] | None = None  # until then, no sandbox is known to work
-    under: Callable[[Settings], Rules] | None = None  # what would hold by other settings
+    ready: Callable[[], Awaitable[None]] | None = None  # probes the sandbox; before that, none is known to work
+    under: Callable[[Settings], Rules] | None = None  # the rules under other settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exec:
+    """Runs a command."""
+
     jobs: Jobs
     store: Store
     clock: Clock
@@ -146,7 +151,7 @@ class Exec:
             await self.rules.ready()
 
     def sandbox(self, arguments: ExecArguments, scene: Scene) -> Decision:
-        """Whether this command may run where it would run, or is asked about. To be asked before `perform`."""
+        """Decide whether this command may run in its placement. Called before `perform`."""
         resolved, decision = self._judge(arguments, scene)
         while len(self._judged) >= JUDGED_MAX:
             del self._judged[next(iter(self._judged))]
@@ -168,12 +173,14 @@ class Exec:
             if not over and not arguments.background:
                 over = not await self.jobs.leave(job)
             return await (self._finished(job) if over else self._running(job))
-        except BaseException:  # the run was stopped, or we could not write down that it runs on
+        except BaseException:  # the run was stopped, or the background state could not be stored
             await self.jobs.kill(job, "its run was stopped", by_session=True)
             raise
 
     async def _waited_for(self, job: Job, arguments: ExecArguments) -> Output:
-        """Nobody could look after it in the background: it ends while it is waited for, or is ended."""
+        """Wait until the command ends or is ended, because the agent has no tool for background
+        commands.
+        """
         in_time = not arguments.background and await self.jobs.wait(job, arguments.yield_ms / 1000)
         if not in_time and not await self.jobs.wait(job, TOGETHER_S_MAX + LIMIT_SLACK_S):
             raise ToolFailed("this command has not ended", because="it was told to, and took longer")
@@ -185,7 +192,7 @@ class Exec:
         )
         return replace(output, text=f"{said}\n{output.text}")
 
-    # What may run, and where
+    # Decision and placement
 
     def _judge(self, arguments: ExecArguments, scene: Scene) -> tuple[Resolved, Decision]:
         policy = self.rules.policy(scene)
@@ -213,14 +220,16 @@ class Exec:
         return exec_allowlist.allows(policy.allow, line, programs, writable=writable)
 
     def _make_sure_it_was_judged(self, arguments: ExecArguments, scene: Scene) -> Where:
-        """What is asked about runs only after `sandbox` has said so, and only where it said."""
+        """Return the placement. A command that needs approval runs only in the placement that was
+        decided on.
+        """
         resolved, decision = self._judge(arguments, scene)
         if decision.denied:
             raise ToolFailed("this command may not run", because=decision.because, code="command.denied")
         judged = self._judged.pop(_key(scene), None)
         if judged is None and decision.verdict is Verdict.ASK:
             raise ToolFailed("nobody was asked about this command", because=decision.because, code="command.not-asked")
-        # A yes from a person is to what was asked about; one from the rules, to what they say.
+        # A person approved what was asked about, and the rules allowed what they decided. Neither covers a change.
         if judged is not None and judged != (resolved.where, decision.verdict):
             raise ToolFailed(
                 "what holds for commands has changed since this one was decided on",
@@ -230,7 +239,7 @@ class Exec:
             )
         return resolved.where
 
-    # What is to run
+    # Building the job
 
     async def _order(self, arguments: ExecArguments, scene: Scene, where: Where) -> Order:
         folder = self._folder(arguments, scene)
@@ -249,7 +258,7 @@ class Exec:
         )
         try:
             placed = await self.confine(scene, asked, where, program_of(arguments.command))
-        except (SandboxFailed, Invalid) as error:  # it cannot be confined so; or a secret that it needs is missing
+        except (SandboxFailed, Invalid) as error:  # it cannot be confined this way, or a secret is missing
             raise as_tool_failed(error) from error
         variables = environment(
             reach.workspace,
@@ -260,7 +269,7 @@ class Exec:
             confined=placed.confined,
         )
         argv = argv_of(arguments.command, folder, confined=placed.confined)
-        # What was put there by a rule, a secret say, is not to be overridden by a call.
+        # A call must not override a variable that a rule set, such as a secret.
         confinement = replace(placed.confinement, environment={**variables, **placed.confinement.environment})
         return Order(
             start=partial(_start, placed.sandbox, argv, confinement, pty=arguments.pty),
@@ -284,10 +293,12 @@ class Exec:
             )
         return folder
 
-    # What came of it
+    # Output
 
     async def _finished(self, job: Job, *, together: bool = False) -> Output:
-        """`together`: nobody can ask for the log, so that all that is kept of it is said here."""
+        """Return the output of a finished command. With `in_foreground`, the agent cannot read the
+        log later.
+        """
         book = self.jobs.book
         chars_max = book.caps.shown_chars if together else min(book.caps.shown_chars, RESULT_CHARS_MAX - SAYING_CHARS)
         shown = await asyncio.to_thread(
@@ -316,7 +327,7 @@ async def _start(sandbox: Sandbox, argv: Sequence[str], confinement: Confinement
 
 
 def _in_sight(arguments: ExecArguments) -> ExecArguments:
-    """The same, as far as it can be waited for."""
+    """Return the arguments limited to what can be waited for."""
     return msgspec.structs.replace(arguments, background=False, timeout_s=min(arguments.timeout_s, TOGETHER_S_MAX))
 
 

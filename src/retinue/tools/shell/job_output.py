@@ -1,4 +1,4 @@
-"""What a command says: kept in a file to page through, and shown in part."""
+"""Output of commands: stored in a log file, and read in parts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Mask = Callable[[str], str]
 
 LINE_CHARS_MAX = 4_000
 TAIL_BYTES = 65_536
-UTF8_BYTES_MAX = 4  # of one character
-AROUND_LINES = 1_000  # looked at on either side of a page, for a secret that reaches into it
+UTF8_BYTES_MAX = 4  # per character
+AROUND_LINES = 1_000  # read on either side of a page, for a secret that crosses its edge
 
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[PX^_][^\x1b]*\x1b\\|[@-Z\\^_=>]|[()][0-9A-Za-z])"
@@ -30,12 +30,12 @@ _RETURN = re.compile(r"\r+\n?")
 
 
 def plain(text: str) -> str:
-    """Without the colours and moves of a terminal: these are for a screen, and can hide words from a reader."""
+    """Remove terminal control sequences, which could hide text from a reader."""
     return _CONTROLS.sub("", _RETURN.sub("\n", _ESCAPES.sub("", text)))
 
 
 class Log:
-    """Takes what a command says, as it comes. The file keeps the beginning, and at the end also the last of it."""
+    """Writes the output of a command to a file: the beginning, and on close also the last part."""
 
     def __init__(self, path: Path, *, bytes_max: int) -> None:
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb", 0)
@@ -66,13 +66,15 @@ class Log:
             last = b"".join(self._last)[-TAIL_BYTES:]
             missing = self._left_out - len(last)
             notice = f"\n[the log was full: {missing} bytes are missing here]\n" if missing else ""
-            with contextlib.suppress(OSError):  # where there is no room, what is kept is what was kept so far
+            with contextlib.suppress(OSError):  # on a full disk, keep what was written so far
                 self._file.write(notice.encode() + last)
         self._file.close()
 
 
 class Page(Struct, frozen=True):
-    """Some lines of a log. `first` counts from 0; a line longer than the bound is told as several."""
+    """Lines of a log. `first_line` counts from 0. A line longer than the limit is split into
+    several.
+    """
 
     lines: tuple[str, ...]
     first: int
@@ -80,12 +82,14 @@ class Page(Struct, frozen=True):
 
 
 class Shown(Struct, frozen=True):
+    """The output of a command, possibly without its middle."""
+
     text: str
-    cut_bytes: int = 0  # missing in the middle
+    cut_bytes: int = 0  # left out in the middle
 
 
 def middle_cut(path: Path, *, chars_max: int, mask: Mask = str) -> Shown:
-    """The whole, or its beginning and its end."""
+    """Return the whole output, or its beginning and its end."""
     half = max(1, chars_max // 2)
     span = half * UTF8_BYTES_MAX
     with path.open("rb") as file:
@@ -105,7 +109,7 @@ def middle_cut(path: Path, *, chars_max: int, mask: Mask = str) -> Shown:
 
 
 def tail(path: Path, *, chars_max: int, from_byte: int = 0, mask: Mask = str) -> tuple[str, int]:
-    """The last of it, or of what came after `from_byte`, and where it ends."""
+    """Return the last part of the output, or of the output after `from_byte`, and the end position."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = max(from_byte, size - chars_max * UTF8_BYTES_MAX, 0)
@@ -120,7 +124,7 @@ def tail(path: Path, *, chars_max: int, from_byte: int = 0, mask: Mask = str) ->
 
 
 def page(path: Path, *, offset: int | None, limit: int, mask: Mask = str) -> Page:
-    """Lines from `offset` on; without one, the last."""
+    """Return lines from `offset` on, or the last lines without one."""
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         lines = _lines(file)
         if offset is not None:
@@ -143,7 +147,9 @@ def page(path: Path, *, offset: int | None, limit: int, mask: Mask = str) -> Pag
 
 
 def _masked(before: Iterable[str], shown: Sequence[str], after: Iterable[str], mask: Mask) -> tuple[str, ...]:
-    """As many lines as were to be shown. Where there is a secret in them, they may break elsewhere."""
+    """Redact secrets in the shown lines, and keep their number. Line breaks may move around a
+    secret.
+    """
     lead, text, rest = "".join(before), "".join(shown), "".join(after)
     told = masked_part(lead + text + rest, len(lead), len(lead) + len(text), mask)
     if told == text or not shown:
@@ -158,7 +164,9 @@ def _masked(before: Iterable[str], shown: Sequence[str], after: Iterable[str], m
 
 
 def _lines(file: TextIO) -> Iterator[str]:
-    """With the ends that they have: a long line comes in several parts, and only the last of them has one."""
+    """Yield lines with their line ends. A long line is yielded in parts, and only the last one has
+    an end.
+    """
     while line := file.readline(LINE_CHARS_MAX):
         text = plain(line.removesuffix("\n"))
         yield f"{text}\n" if line.endswith("\n") else text

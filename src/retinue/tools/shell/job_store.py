@@ -1,4 +1,4 @@
-"""The book of commands: what runs, how each ended, what it said; and the one envelope that tells of an end."""
+"""Stores commands: their state, their logs, and the one envelope that reports the end of each."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ BATCH = 1_000
 
 
 class Caps(Struct, frozen=True, kw_only=True):
-    """How much is kept of commands, and how many run at once."""
+    """Limits on what is kept of commands, and on how many run at once."""
 
-    shown_chars: int = 200_000  # of an output, in one result
-    log_bytes: int = 64 * MIB  # of one command
+    shown_chars: int = 200_000  # of the output in one result
+    log_bytes: int = 64 * MIB  # per command
     per_session: int = 16
     per_house: int = 64
     finished_per_session: int = 50
-    kept_s: float = 1_800.0  # after the end
+    kept_s: float = 1_800.0  # after the end of a command
 
 
 def ending(process: Process) -> str:
-    """How it ended, in words."""
+    """Describe how a command ended."""
     how = "no exit code" if process.exit_code is None else f"exit code {process.exit_code}"
     took = (process.ended_at - process.started_at).total_seconds() if process.ended_at else 0.0
     because = f" ({process.because})" if process.because else ""
@@ -59,7 +59,7 @@ def shown_command(process: Process) -> str:
 
 
 class Book:
-    """Whatever is known of commands outlives the house that ran them."""
+    """Stores commands and their logs. The records survive a restart of the server."""
 
     def __init__(
         self,
@@ -71,7 +71,9 @@ class Book:
         caps: Caps | None = None,
         mask: Callable[[str], str] = str,
     ) -> None:
-        """`folder` is for the logs, and no agent's to read. `mask` takes secrets out of what is shown of them."""
+        """`folder` holds the logs, and no agent may read it. `redact` redacts secrets in shown
+        output.
+        """
         self._store = store
         self._clock = clock
         self._post = post
@@ -90,14 +92,19 @@ class Book:
         await self._store.write(partial(processes.add, process=process), point="process-begin")
 
     async def leave(self, id_: str) -> bool:
-        """Whether it still ran: then its session is told of its end."""
+        """Mark a command as running in the background, so that its session is notified of its end.
+
+        Returns whether the command was still running.
+        """
         return await self._store.write(partial(processes.leave, id_=id_), point="process-leave")
 
     async def distrust(self, id_: str) -> None:
         await self._store.write(partial(processes.distrust, id_=id_), point="process-distrust")
 
     async def end(self, process: Process, *, told: bool = False) -> ProcessState | None:
-        """What it is from now on; None where its end was written down before."""
+        """Record the end of a command. Returns its new state, or None if the end was recorded
+        before.
+        """
         body = partial(
             processes.end,
             id_=process.id,
@@ -109,7 +116,9 @@ class Book:
         return await self._store.write(body, point="process-end")
 
     async def tell(self, process: Process) -> None:
-        """Post the envelope about its end. Its key comes from the process, so a second one is none."""
+        """Send the envelope about the end of a command. Its key derives from the process, so it is
+        sent once.
+        """
         draft = Draft(
             id=EnvelopeId(derived(process.id, "ended")),
             sender=address.HOUSE,
@@ -122,7 +131,7 @@ class Book:
         )
         try:
             await self._post.post(draft)
-        except (NotFound, Conflict) as error:  # its session is no longer here; or it was told, in other words
+        except (NotFound, Conflict) as error:  # the session is gone, or the envelope was sent before with another text
             log.info("end of a command told to nobody", extra={"command": short(process.id), "code": error.code})
         await self._store.write(partial(processes.mark_told, id_=process.id), point="process-told")
 
@@ -138,11 +147,13 @@ class Book:
             return ""
 
     async def of_session(self, session: SessionId) -> list[Process]:
-        """Those that were left to run on, or whose log is still here."""
+        """Return the commands left in the background, and those whose log still exists."""
         return await self._store.read(partial(processes.of_session, session=session, limit=BATCH))
 
     async def find(self, session: SessionId, text: str) -> Process:
-        """The one that a short id names in this session. Another session's is not there."""
+        """Return the command of this session with the short id. Other sessions' commands are not
+        found.
+        """
         begins = prefix(text)
         found = [each for each in await self.of_session(session) if each.id.startswith(begins)]
         if len(found) != 1:
@@ -155,12 +166,14 @@ class Book:
         return found[0]
 
     async def remove(self, id_: str) -> None:
-        """With its log. One that runs stays."""
+        """Delete a finished command and its log. A running command stays."""
         if await self._store.write(partial(processes.remove, id_=id_), point="process-remove"):
             self.path_of(id_).unlink(missing_ok=True)
 
     async def prune(self, session: SessionId | None = None) -> bool:
-        """Clear away what ended long ago, and of one session what is too much. Whether something is still kept."""
+        """Delete expired commands, and surplus ones of a session. Returns whether any finished
+        command is left.
+        """
         before = to_ms(self._clock.now() - timedelta(seconds=self.caps.kept_s))
         stale = await self._store.read(partial(processes.stale, before_ms=before, limit=BATCH))
         if session is not None:
@@ -171,7 +184,9 @@ class Book:
         return bool(await self._store.read(partial(processes.finished, limit=1)))
 
     async def reconcile(self) -> None:
-        """At the start of a house, before anything is begun: end what an earlier one left, and tell what is untold."""
+        """Kill commands left by an earlier server process, and send missing notifications. Runs at
+        startup.
+        """
         for process in await self._store.read(partial(processes.unfinished, limit=BATCH)):
             try:
                 await self._reconcile(process)
@@ -194,7 +209,7 @@ class Book:
         await self.tell(process)
 
     async def _remove_strays(self) -> None:
-        """Logs whose command was never written down, or is no more."""
+        """Delete logs of commands that are not in the store."""
         if not self._folder.is_dir():
             return
         for name in os.listdir(self._folder):

@@ -1,4 +1,6 @@
-"""The commands that run right now: begun, watched, ended. Each is in the book before it is left alone."""
+"""Running commands: start, watch and end them. A command is in the store before it is left
+unattended.
+"""
 
 from __future__ import annotations
 
@@ -32,31 +34,31 @@ log = logging.getLogger(__name__)
 
 KILL_WAIT_S = 10.0
 CLOSE_WAIT_S = 15.0
-DRAIN_WAIT_S = 5.0  # for the last words of a command that has ended
+DRAIN_WAIT_S = 5.0  # for the remaining output of a finished command
 RETRY_S = 5.0
 RETRIES_MAX = 20
 
 T = TypeVar("T")
 
 Believed = Callable[[bool], Awaitable[Trust]]
-"""How far what a command says can be believed at this moment. Handed whether it is told untrusted words from now on."""
+"""Returns the current trust of a command's output. The argument: whether it gets untrusted input from now on."""
 
 
 class Order(Struct, frozen=True, kw_only=True):
-    """What is to be begun: a way to do it, and what to write down about it."""
+    """A command to start, and what to record about it."""
 
     start: Callable[[], Coroutine[Any, Any, Child]]
     command: str
     folder: Path
     timeout_s: float
     believed: Believed
-    guard: PathGuard | None = None  # of what it may not change, because of whom it works for
+    guard: PathGuard | None = None  # paths it may not change, because of the run principal
     pty: bool = False
     background: bool = False
 
 
 class Job:
-    """A command that runs, or has just ended."""
+    """A command that runs or has just ended."""
 
     def __init__(self, process: Process, child: Child, order: Order) -> None:
         self.process = process
@@ -65,7 +67,7 @@ class Job:
         self.believed = order.believed
         self.guard = order.guard
         self.over = asyncio.Event()
-        self.because = ""  # what we did to it, if anything
+        self.because = ""  # why we ended it, if we did
         self.ended_by_session = False
 
     @property
@@ -74,6 +76,8 @@ class Job:
 
 
 class Jobs:
+    """Starts, watches and ends commands."""
+
     def __init__(self, book: Book, clock: Clock, ids: Ids) -> None:
         self.book = book
         self._clock = clock
@@ -85,12 +89,14 @@ class Jobs:
         self._closing = False
 
     async def open(self) -> None:
-        """See to what an earlier house has left. Before the first command."""
+        """Clean up after an earlier server process. Called before the first command."""
         await self.book.reconcile()
         self._prune_later()
 
     async def close(self) -> None:
-        """End every command, within a bounded time. Their sessions are told when the house is opened again."""
+        """End every command, within a time limit. Sessions are notified at the next start of the
+        server.
+        """
         self._closing = True
         if self._pruning is not None:
             self._pruning()
@@ -108,7 +114,7 @@ class Jobs:
         return self._live.get(id_)
 
     async def begin(self, order: Order, scene: Scene) -> Job:
-        """Start it and write it down. A caller who is cancelled meanwhile leaves nothing running."""
+        """Start a command and store it. If the caller is cancelled meanwhile, the command is ended."""
         self._make_sure_of_room(scene.session)
         self._beginning.append(scene.session)
         beginning = asyncio.ensure_future(self._begin(order, scene))
@@ -121,7 +127,7 @@ class Jobs:
             raise
 
     async def wait(self, job: Job, seconds: float) -> bool:
-        """Whether it has ended within so long."""
+        """Return whether the command ended within `seconds`."""
         over = asyncio.ensure_future(job.over.wait())
         late = asyncio.ensure_future(self._clock.sleep(seconds))
         try:
@@ -132,28 +138,30 @@ class Jobs:
         return job.over.is_set()
 
     async def leave(self, job: Job) -> bool:
-        """Let it run on. Whether it still ran."""
+        """Leave the command running. Returns whether it was still running."""
         if await self.book.leave(job.id):
             return True
-        await job.over.wait()  # its end is in the book, so it is here in a moment
+        await job.over.wait()  # its end is stored, so the event follows shortly
         return False
 
     async def kill(self, job: Job, because: str, *, by_session: bool = False) -> None:
-        """End it and all it began. Returns when it is over, and after a bounded time in any case."""
+        """Kill the command and everything it started. Returns when it has ended, or after a time
+        limit.
+        """
         job.because = job.because or because
         job.ended_by_session = job.ended_by_session or by_session
-        # In a task of its own: whoever waits here may be cancelled, and it is ended all the same.
+        # In a separate task, so that cancelling the caller does not cancel the kill.
         await asyncio.shield(self._spawn(self._kill(job)))
 
     async def end_session(self, session: SessionId, because: str) -> None:
-        """End all that a session has begun: it was deleted, say."""
+        """Kill all commands of a session, for example when it is deleted."""
         for job in [each for each in self._live.values() if each.process.session == session]:
             await self.kill(job, because, by_session=True)
 
     async def weigh(self, job: Job, *, untrusted: bool = False) -> Trust:
-        """How far it can be believed by now: since it began, something untrusted may have come within its reach.
+        """Update the trust of a command's output: untrusted content may have come within its reach.
 
-        `untrusted`: it is about to be told words that cannot be believed.
+        `untrusted` means that it is about to receive untrusted input.
         """
         if job.process.trust is not Trust.UNTRUSTED and await job.believed(untrusted) is Trust.UNTRUSTED:
             await self.book.distrust(job.id)
@@ -197,7 +205,7 @@ class Jobs:
         )
         try:
             await self.book.add(process)
-        except BaseException:  # what is not written down does not run
+        except BaseException:  # a command that is not stored must not run
             await child.kill()
             raise
         return Job(process, child, order)
@@ -205,10 +213,10 @@ class Jobs:
     def _begun(self, beginning: asyncio.Future[Job]) -> None:
         self._tasks.discard(beginning)
         if not beginning.cancelled():
-            beginning.exception()  # its caller hears of it, if still there
+            beginning.exception()  # the caller gets the exception, if it still waits
 
     def _discard(self, beginning: asyncio.Future[Job]) -> None:
-        """What was begun for somebody who has gone ends."""
+        """Kill a command whose caller was cancelled while it started."""
         if not beginning.cancelled() and beginning.exception() is None:
             self._spawn(self.kill(beginning.result(), "its run was cancelled", by_session=True))
 
@@ -241,9 +249,9 @@ class Jobs:
         try:
             ended = await job.child.wait()
             _, late = await asyncio.wait({reading}, timeout=DRAIN_WAIT_S)
-            if late:  # something that it began has taken its output along
+            if late:  # a descendant still holds the output open
                 await job.child.kill()
-        except Exception as error:  # whatever becomes of it, it must not seem to run for ever
+        except Exception as error:  # a command must never look as if it ran forever
             log.exception("command lost sight of", extra={"command": short(job.id)})
             ended = Ended(code=None, because=f"it was lost sight of: {type(error).__name__}")
             self._spawn(job.child.kill())
@@ -257,7 +265,7 @@ class Jobs:
         try:
             while chunk := await job.child.read():
                 log_.add(chunk)
-        except OSError as error:  # the disk is full, say
+        except OSError as error:  # for example, the disk is full
             self._spawn(self.kill(job, f"its output could not be kept: {error.strerror}"))
 
     def _expire(self, job: Job, timeout_s: float) -> None:
@@ -275,7 +283,7 @@ class Jobs:
             job.process = process
             self._live.pop(job.id, None)
             job.over.set()
-        if job.guard is not None and not self._beginning:  # one that begins may have counted on it
+        if job.guard is not None and not self._beginning:  # a starting command may rely on it
             others = {path for each in self._live.values() if each.guard is not None for path in each.guard.paths}
             settled = [path for path in job.guard.paths if path not in others]
             await self._insist(partial(job.guard.settle, settled))
@@ -284,7 +292,7 @@ class Jobs:
         self._prune_later()
 
     async def _insist(self, act: Callable[[], Awaitable[T]]) -> T | None:
-        """Again and again, while the store cannot take it. What is not written in the end, the next start sees to."""
+        """Retry while the store cannot write. If it never succeeds, the next start cleans up."""
         for _ in range(RETRIES_MAX):
             try:
                 return await act()

@@ -1,4 +1,4 @@
-"""Telling a process from another one that has its number by now."""
+"""Identifies a process beyond its pid, because the kernel reuses pids."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import signal
 from pathlib import Path
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_START_FIELD = 19  # of /proc/PID/stat, counted from after the name: when it began, in ticks since the boot
+_START_FIELD = 19  # start time in ticks since boot, a field of /proc/PID/stat after the name
 
 
 def mark_of(pid: int) -> str:
-    """The boot of the machine and the moment at which a process began; empty where the system does not tell."""
+    """Return the boot id and the start time of a process; empty if the system does not provide
+    them.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        # The name stands in parentheses and may hold anything, also parentheses.
+        # The name is in parentheses and may itself contain parentheses.
         fields = stat.rpartition(")")[2].split()
-        if fields[0] in ("Z", "X"):  # it has ended, and only nobody has looked yet
+        if fields[0] in ("Z", "X"):  # a zombie that was not reaped yet
             return ""
         return f"{_BOOT.read_text().strip()}/{fields[_START_FIELD]}"
     except (OSError, IndexError):
@@ -24,7 +26,10 @@ def mark_of(pid: int) -> str:
 
 
 def end_left_over(pid: int, mark: str) -> str:
-    """End a process of an earlier house, and its group, if it is still that one. What was found, and what was done."""
+    """Kill a process left by an earlier server process, with its group, if the pid was not reused.
+
+    Returns what was found and done.
+    """
     if pid <= 1 or not mark or mark_of(pid) != mark:
         return "it was gone when the house was opened again, and how it ended is not known"
     try:

@@ -1,4 +1,4 @@
-"""`process`: look at the commands that this session has left running, talk to them, and end them."""
+"""`process`: reads, controls and ends the background commands of a session."""
 
 from __future__ import annotations
 
@@ -61,6 +61,8 @@ class ProcessArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
+    """Manages the background commands of this session."""
+
     jobs: Jobs
     arguments: type[msgspec.Struct] = ProcessArguments
     spec: ToolSpec = field(
@@ -103,7 +105,7 @@ class Process:
             case _:
                 assert_never(arguments.action)
 
-    # Looking
+    # Reading
 
     async def _list(self, scene: Scene) -> Output:
         found = await self.jobs.book.of_session(scene.session)
@@ -133,7 +135,7 @@ class Process:
         )
         shown: list[str] = []
         room = RESULT_CHARS_MAX - SAYING_CHARS
-        # Of the last lines, the very last count most.
+        # When showing the end of the log, keep the last lines.
         for line in page.lines if arguments.offset is not None else reversed(page.lines):
             room -= len(line) + 1
             if room < 0:
@@ -149,7 +151,7 @@ class Process:
             said += f" Go on with offset {last}."
         return Output(text="\n".join([said, *shown]), trust=_believed(written))
 
-    # Talking
+    # Input
 
     async def _write(self, arguments: ProcessArguments, job: Job, scene: Scene) -> Output:
         if scene.others and job.guard is None:
@@ -157,7 +159,7 @@ class Process:
         data = _typed(arguments, pty=job.pty)
         if not data and not arguments.eof:
             raise ToolFailed("there is nothing to send", because="no text and no keys were given", code="process.empty")
-        # Before it hears the words: should the house stop in between, it is doubted too much, not too little.
+        # Update the trust before sending: after a crash in between it is too low rather than too high.
         await self.jobs.weigh(job, untrusted=scene.trust is Trust.UNTRUSTED)
         try:
             if data:
@@ -230,7 +232,7 @@ def _typed(arguments: ProcessArguments, *, pty: bool) -> bytes:
 
 
 async def _looked(look: Callable[[], T]) -> T:
-    """A log can be long, so it is read beside the loop."""
+    """Read a log in a thread, because it can be long."""
     try:
         return await asyncio.to_thread(look)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Makes the sandbox for a command of `exec`, as configured; `sandbox/sandbox_selection` chooses it."""
+"""Builds the sandbox for a command of `exec`. `sandbox/sandbox_selection` makes the choice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from retinue.tools.base import Scene
 
 
 class Placed(Struct, frozen=True):
-    """Where a command is to run. `confined`: it has walls, so a shell may run inside them."""
+    """Where a command runs. `is_confined` means that it has a sandbox, so a shell may run in it."""
 
     sandbox: Sandbox
     confinement: Confinement
@@ -39,13 +39,16 @@ class Placed(Struct, frozen=True):
 
 
 class PathGuard(Struct, frozen=True):
-    """What one command may not change, because of whom it works for. A sandbox shows a folder read-only for as long as
-    the command runs. A file that is missing could be made, and one that is there loses its guard when somebody outside
-    replaces it: what changes in `unguarded` while it runs is untrusted."""
+    """Paths that one command may not change, because of the run principal.
+
+    The sandbox mounts existing folders read-only. A missing file could be created, and a file loses
+    its mount when another process replaces it. Files of `unguarded` that change meanwhile become
+    untrusted.
+    """
 
     store: Store
     paths: tuple[str, ...]
-    unguarded: Mapping[str, int | None]  # with the ctime of what is there, None where nothing is
+    unguarded: Mapping[str, int | None]  # ctime of each path, None if it does not exist
     since_ms: int
     run: RunId
 
@@ -58,7 +61,7 @@ class PathGuard(Struct, frozen=True):
 
 
 def guard_of(placed: Placed, *, store: Store, now: datetime, run: RunId) -> PathGuard | None:
-    """None where the command may change whatever it can write to."""
+    """Return the protected paths of a command, or None if it has none."""
     protected = placed.confinement.protected
     left = [str(each) for each in protected if not (placed.confined and each.is_dir() and is_guardable(each))]
     if not protected:
@@ -67,7 +70,9 @@ def guard_of(placed: Placed, *, store: Store, now: datetime, run: RunId) -> Path
 
 
 async def settle(store: Store, paths: Sequence[str]) -> None:
-    """The last command has ended that could change these: what it left alone is not doubted for it."""
+    """Clear the doubt about unchanged paths after the last command that could change them has
+    ended.
+    """
     changed = await asyncio.to_thread(lambda: {path: _ctime_ms(path) for path in paths})
     await store.write(partial(file_trust.settle_changes, changed=changed), point="label")
 
@@ -82,11 +87,14 @@ def _ctime_ms(path: str) -> int | None:
 async def believed(
     store: Store, clock: Clock, scene: Scene, placed: Placed, *, run: RunId | None, untrusted: bool
 ) -> Trust:
-    """How far what a command says is believed: words from a network, or made of untrusted ones, are from outside. One
-    without walls may have asked anybody anything."""
+    """Return the trust of a command's output.
+
+    Output is untrusted if the command has a network or untrusted input. A command without a sandbox
+    is treated as if it had a network.
+    """
     networked = placed.confinement.network is not None or not placed.confined
     doubted = untrusted or networked or scene.trust is Trust.UNTRUSTED
-    # Mostly there is nothing untrusted in the house: then a look is enough, without a commit.
+    # Usually no file is untrusted: then a read is enough, without a commit.
     if not doubted and not await store.read(partial(file_trust.is_needed, path="")):
         return Trust.PRIVATE
     body = partial(
@@ -102,8 +110,11 @@ async def believed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confining:
-    """`container` gives the sandbox of a scope, as its settings have it; without any, as the house has it.
-    `environment` is the house's own, for secrets that are in it."""
+    """Chooses and builds sandboxes for commands.
+
+    `container` returns the sandbox of a scope for its settings, or for the instance's settings
+    without any. `environment` is the server's own, for secrets stored in it.
+    """
 
     settings: Callable[[], SandboxSettings]
     host: Sandbox
@@ -116,7 +127,7 @@ class Confining:
     _probes: dict[SandboxKind, Probe] = field(default_factory=dict[SandboxKind, Probe], repr=False)
 
     async def probe(self) -> Probe:
-        """Try what is configured. Until then, nothing is taken to work."""
+        """Probe the configured sandbox once. Before that, no sandbox counts as working."""
         async with self._trying:
             kind = self.settings().kind
             if kind not in self._probes:
@@ -133,12 +144,12 @@ class Confining:
                 return await self.host.probe()
 
     async def ready(self) -> None:
-        """Whoever asks before it was tried waits until it has been."""
+        """Wait until the configured sandbox was probed."""
         if self.settings().kind not in self._probes:
             await self.probe()
 
     def policy(self, scene: Scene, policy: ExecPolicy) -> ExecPolicy:
-        """Where the owner has chosen to have no sandbox for this session, commands run on the host, by its rules."""
+        """Return the policy for the host if the owner disabled the sandbox for this session."""
         choice = self._choose(scene, Confinement(folder=scene.rights.workspace))
         bare = choice.kind is SandboxKind.OFF and choice.decision.allowed
         return replace(policy, host=Where.HOST) if bare else policy
@@ -147,7 +158,9 @@ class Confining:
         return self._choose(scene, Confinement(folder=scene.rights.workspace)).decision.allowed
 
     async def __call__(self, scene: Scene, confinement: Confinement, where: Where, program: str) -> Placed:
-        """`program` is the real path of what runs, and empty where that is for a shell to say."""
+        """Choose the sandbox. `program` is the real path of what runs, or empty if a shell runs the
+        command.
+        """
         _make_sure_of_place(scene.rights.workspace)
         choice = self._choose(scene, confinement)
         _make_sure_of_hosts(confinement.network, choice.confinement.network)
@@ -201,7 +214,9 @@ class Confining:
 
 
 def _make_sure_of_place(workspace: Path) -> None:
-    """A workspace inside another agent's is only good where it lies: a link there may be of that agent's making."""
+    """Refuse a nested workspace that was replaced by a link, because the outer agent could have
+    made it.
+    """
     if STAFF_FOLDER in workspace.parts and os.path.realpath(workspace) != str(workspace):
         raise SandboxFailed(
             "the command was not begun",
@@ -212,7 +227,9 @@ def _make_sure_of_place(workspace: Path) -> None:
 
 
 def _make_sure_of_hosts(asked: Network | None, chosen: Network | None) -> None:
-    """To run without a host that was asked for would fail in a way that nobody understands."""
+    """Refuse to run without a requested host, because the command would fail without a clear
+    reason.
+    """
     left: Sequence[str] = chosen.hosts if chosen else ()
     missing = [host for host in (asked.hosts if asked else ()) if host not in left]
     if missing:

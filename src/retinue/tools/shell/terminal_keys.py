@@ -1,4 +1,4 @@
-"""Keys as a terminal sends them."""
+"""Encodes keys and pasted text as a terminal sends them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _HEX = re.compile(r"(?:0x)?([0-9a-fA-F]{2})")
 
 
 def encoded(keys: Sequence[str], hexes: Sequence[str] = (), literal: str = "") -> bytes:
-    """Named keys (`Enter`, `C-c`, `M-x`, `Up`), then bytes in hex, then a text as it is."""
+    """Encode named keys (`Enter`, `C-c`, `M-x`, `Up`), then hex bytes, then a literal text."""
     if len(keys) > KEYS_MAX or len(hexes) > KEYS_MAX:
         raise ToolFailed(
             "these are too many keys at once", because=f"at most {KEYS_MAX} are sent", code="process.keys-too-many"
@@ -57,11 +57,11 @@ def encoded(keys: Sequence[str], hexes: Sequence[str] = (), literal: str = "") -
 
 
 def pasted(text: str, *, bracketed: bool) -> bytes:
-    """A text as a terminal pastes it. It cannot end its own brackets and go on as if it were typed."""
+    """Encode a text as a terminal pastes it. It cannot contain the end marker of a bracketed paste."""
     data = text.encode(errors="replace")
     if not bracketed:
         return data
-    while PASTE_ENDS in data or PASTE_BEGINS in data:  # what is left after a removal may be one again
+    while PASTE_ENDS in data or PASTE_BEGINS in data:  # a removal can form a new marker
         data = data.replace(PASTE_ENDS, b"").replace(PASTE_BEGINS, b"")
     return PASTE_BEGINS + data + PASTE_ENDS
 

@@ -1,1 +1,1 @@
-"""Pages, searches and a browser: all that goes out on an agent's word passes one guard."""
+"""Web tools: fetch, search and browser. One URL guard checks every outgoing request."""

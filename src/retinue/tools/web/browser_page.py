@@ -1,4 +1,4 @@
-"""The pages of one browser: opening, looking, pointing and typing, over the protocol."""
+"""The pages of one browser: navigation, outline, mouse and keyboard, over the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ class _Tab(Struct):
 
 
 class Pages:
-    """What one browser shows. A window that a page opens is gone to, and left by going back."""
+    """The tabs of one browser. A window that a page opens becomes the current tab; `back` closes
+    it.
+    """
 
     def __init__(self, cdp: Cdp, *, load_s: float) -> None:
         self._cdp = cdp
@@ -76,7 +78,7 @@ class Pages:
 
     @property
     def notes(self) -> list[str]:
-        """What happened beside what was asked for, since this was last asked."""
+        """Return the side events since the last read, and clear them."""
         told, self._notes = self._notes, []
         return told
 
@@ -84,7 +86,7 @@ class Pages:
         if not self._tabs:
             await self._new_tab()
         tab = self._tab
-        tab.loading = True  # before it is asked for: a quick page has loaded when the answer comes
+        tab.loading = True  # set before the call: a fast page has loaded when the call returns
         try:
             answer = await self._call("Page.navigate", {"url": url}, timeout_s=self._load_s)
         except ToolFailed:
@@ -94,7 +96,7 @@ class Pages:
             tab.loading = False
             host = urlsplit(url).hostname or ""
             raise WebFailed(f"'{host}' could not be opened", because=str(problem), try_this="try another page")
-        if "loaderId" not in answer:  # another place on the same page
+        if "loaderId" not in answer:  # a jump within the same page
             tab.loading = False
         await self._settle()
 
@@ -124,7 +126,7 @@ class Pages:
         await self._settle()
 
     async def type(self, ref: str, text: str, *, submit: bool) -> None:
-        """What is typed takes the place of what was there."""
+        """Type text. It replaces the current value."""
         node = self._node(ref)
         await self._call("DOM.scrollIntoViewIfNeeded", {"backendNodeId": node})
         await self._call("DOM.focus", {"backendNodeId": node})
@@ -168,7 +170,9 @@ class Pages:
         return base64.b64decode(str(shot["data"]))
 
     async def where(self) -> tuple[str, str]:
-        """The address and the title of what is shown. A page of Chromium's own, or a file, is left at once."""
+        """Return the address and title of the current page. Leaves a page of Chromium's own, or a
+        file, at once.
+        """
         history = await self._call("Page.getNavigationHistory")
         entry = history["entries"][int(history["currentIndex"])]
         url = str(entry["url"])
@@ -180,12 +184,12 @@ class Pages:
         return url, str(entry.get("title", ""))
 
     async def targets(self) -> list[str]:
-        """The windows that are open, as Chromium has them."""
+        """Return the ids of the open windows."""
         told = await self._cdp.call("Target.getTargets")
         return [str(each["targetId"]) for each in told["targetInfos"] if each.get("type") == "page"]
 
     async def outline(self) -> str:
-        """What is on the page, with names for what can be acted on."""
+        """Return the outline of the page, with refs for the elements that can be acted on."""
         outline = Outline(self._tab.names)
         try:
             for number, frame in enumerate(await self._frames()):
@@ -197,7 +201,7 @@ class Pages:
                 except BrowserFailed:
                     if number == 0:
                         raise
-                    continue  # a frame of another site has a process, and a tree, of its own
+                    continue  # a cross-site frame has its own process and its own tree
                 if number:
                     outline.lines.append("- frame")
                 outline.add(tree.get("nodes", []), depth=1 if number else 0)
@@ -230,7 +234,7 @@ class Pages:
         if any(tab.target == target for tab in self._tabs):
             return
         tab = _Tab(target, "", names=Names(self._given()))
-        self._tabs.append(tab)  # before anything is waited for: the same window is told of more than once
+        self._tabs.append(tab)  # append before the first await, because the same window is reported more than once
         try:
             attached = await self._cdp.call("Target.attachToTarget", {"targetId": target, "flatten": True})
             tab.session = str(attached["sessionId"])
@@ -255,7 +259,7 @@ class Pages:
         return frames
 
     async def _plain(self) -> str:
-        """Of a page with more on it than can be told, its words."""
+        """Return the plain text of a page that is too large for an outline."""
         expression = f"document.body ? document.body.innerText.slice(0, {PLAIN_CHARS_MAX}) : ''"
         answer = await self._call("Runtime.evaluate", {"expression": expression, "returnByValue": True})
         return f"[too much for an outline; its words alone]\n{answer.get('result', {}).get('value', '')}"
@@ -295,7 +299,9 @@ class Pages:
         )
 
     async def _dispatched(self, call: Awaitable[Any]) -> None:
-        """An event that opens a dialogue is not answered before the dialogue is, and one that closes the page never."""
+        """Ignore a failed dispatch: an event that opens a dialog is answered late, and one that
+        closes the page never.
+        """
         try:
             await call
         except BrowserFailed as error:
@@ -340,7 +346,7 @@ class Pages:
         return called.get("result", {}).get("value")
 
     async def _settle(self) -> None:
-        """Give the page a moment to react, and the time to load where it went somewhere."""
+        """Give the page a moment to react, and wait for loading to finish."""
         await asyncio.sleep(SETTLE_S)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._load_s):
@@ -384,7 +390,7 @@ class Pages:
         self._changed.set()
 
     def _dismiss(self, params: dict[str, Any], session: str) -> None:
-        """Dialogues are not answered but closed: whoever asks leaves the page alone with its question."""
+        """Close a dialog without answering it, except that leaving a page is confirmed."""
         leaving = params.get("type") == "beforeunload"
         if not leaving:
             self._note(f"the page said in a dialogue, which was closed: {str(params.get('message', ''))[:300]!r}")

@@ -1,4 +1,6 @@
-"""The only way out of a browser: a proxy that asks the guard about every host, and connects to what was checked."""
+"""The only network access of a browser: a proxy that checks every host and connects to the checked
+address.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ CONNECT_S = 15.0
 SILENCE_S = 300.0
 REFUSALS_MAX = 20
 _CHUNK_BYTES = 64 * 1024
-# What Chromium asks for on its own account, whatever it is told: it does not concern the page.
+# Hosts that Chromium contacts for itself despite its flags. The page does not need them.
 _ITS_OWN = frozenset(
     {
         "clients2.google.com",
@@ -37,7 +39,7 @@ _OF_THE_HOP = frozenset({"proxy-connection", "connection", "keep-alive", "proxy-
 
 
 class _Asked(Struct, frozen=True):
-    """Where a request goes, and what is said there first; nothing where it asks for a tunnel."""
+    """The target of a request, and the head to send there. The head is empty for a tunnel."""
 
     host: str
     port: int
@@ -46,10 +48,12 @@ class _Asked(Struct, frozen=True):
 
 
 class GuardedProxy:
-    """Listens on a unix socket, or on a port of loopback. Reads no more of what goes through than where it goes to."""
+    """Listens on a Unix socket or a loopback port. Reads only the request target, not the content."""
 
     def __init__(self, guard: Callable[[], Guard], *, bytes_max: int, spent: Callable[[], None]) -> None:
-        """`spent` is called when more than `bytes_max` have gone through, both ways together."""
+        """`on_limit` is called when more than `bytes_max` were transferred, counting both
+        directions.
+        """
         self._guard = guard
         self._left = bytes_max
         self._spent = spent
@@ -65,7 +69,9 @@ class GuardedProxy:
         return int(self._server.sockets[0].getsockname()[1])
 
     def refusals(self) -> list[tuple[str, str]]:
-        """Which hosts were refused since this was last asked, and why; each once. The hosts are words of the page."""
+        """Return the hosts refused since the last call, with the reasons. The host names come from
+        the page.
+        """
         told = list(dict.fromkeys(self._refusals))
         self._refusals.clear()
         return told
@@ -105,12 +111,12 @@ class GuardedProxy:
                     writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
                     await asyncio.gather(self._pump(reader, there), self._pump(theirs, writer))
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # one side is gone, or never said what it wants
+            pass  # a side disconnected, or sent no complete request
         finally:
             writer.close()
 
     async def _connect(self, asked: _Asked) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """To the very address that was checked: where there are several, to the first that answers."""
+        """Connect to a checked address, trying each one in turn."""
         if asked.host in _ITS_OWN:
             raise OSError("not for the page")
         async with asyncio.timeout(CONNECT_S):
@@ -140,7 +146,10 @@ class GuardedProxy:
         theirs: asyncio.StreamReader,
         there: asyncio.StreamWriter,
     ) -> None:
-        """One request and its answer. The next one on the line may be for another host: this one never sees it."""
+        """Forward one request and its response.
+
+        A later request on the same connection may be for another host, so it is never forwarded.
+        """
         there.write(asked.head)
         left = asked.body_bytes
         while left and (chunk := await reader.read(min(left, _CHUNK_BYTES))):
@@ -177,7 +186,7 @@ class GuardedProxy:
 
 
 def _understood(raw: bytes) -> _Asked | None:
-    """Read the head of a request. What says in more than one way how long its body is, is not understood."""
+    """Parse the head of a request. Returns None if its body length is ambiguous."""
     try:
         first, *lines = raw[:-4].decode("latin-1").split("\r\n")
         method, target, version = first.split(" ")

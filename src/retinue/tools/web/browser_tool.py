@@ -1,7 +1,8 @@
-"""`browser` and `browser_act`: a headless Chromium of the session's own, behind the same guard as everything.
+"""`browser` and `browser_act`: a headless Chromium for each session, behind the URL guard.
 
-They are two tools because a tool declares one set of effects. To look at pages reads what strangers wrote, as
-`web_fetch` does; to click and type can send, buy and delete. Rules, approvals and the origin rule see the difference.
+They are two tools because a tool declares one set of effects. Looking at pages reads untrusted
+content, like `web_fetch`. Clicking and typing can send, buy and delete. Rules, approvals and
+provenance checks treat them differently.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from retinue.tools.base import Output, Scene, ToolFailed, schema_of
 from retinue.tools.web.cdp import BrowserFailed
 from retinue.tools.web.url_guard import Guard, WebFailed, WebRefused, guard_from, missing, require_web
 
-if TYPE_CHECKING:  # a browser is brought in when the first one is wanted
+if TYPE_CHECKING:  # imported when the first browser is needed
     from retinue.tools.web import chromium
     from retinue.tools.web.browser_page import Pages
 
 OUTLINE_CHARS_MAX = 20_000
 TEXT_CHARS_MAX = 10_000
-ACT_S = 110.0  # less than a tool may take, so that it is we who say what happened
+ACT_S = 110.0  # shorter than the tool timeout, so that our own error is reported
 
 
 class BrowserArguments(msgspec.Struct, forbid_unknown_fields=True):
@@ -68,12 +69,12 @@ class _Open(Struct):
     program: chromium.Chromium
     pages: Pages
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    used: int = 0  # counts, so that the longest idle is known
+    used: int = 0  # sequence number of the last use
     not_idle: Callable[[], None] = lambda: None
 
 
 class Browsers:
-    """All browsers of the house: one for a session, begun when it is first wanted, closed when nobody wants it."""
+    """All browsers of the server: one per session, started on first use, closed when idle."""
 
     def __init__(
         self,
@@ -84,14 +85,14 @@ class Browsers:
         root: bool,
         guard: Callable[[WebSettings], Guard] = guard_from,
     ) -> None:
-        """`search` is the PATH on which programs are looked for; `root`: whether the house runs as root."""
+        """`search_path` is the PATH for programs; `is_root` tells whether the server runs as root."""
         self._settings = settings
         self._clock = clock
         self._search = search
         self._root = root
         self._guard = guard
         self._open: dict[SessionId, _Open] = {}
-        self._way: chromium.Way | None = None  # in which one last began
+        self._way: chromium.Way | None = None  # launch mode that last worked
         self._begin = asyncio.Lock()
         self._uses = 0
         self._closing: set[asyncio.Task[None]] = set()
@@ -100,7 +101,7 @@ class Browsers:
         return len(self._open)
 
     def pages(self, session: SessionId) -> Pages:
-        """What the browser of a session shows. Raises `KeyError` where it has none."""
+        """Return the pages of a session's browser. Raises `KeyError` if it has none."""
         return self._open[session].pages
 
     def pid(self, session: SessionId) -> int:
@@ -110,7 +111,7 @@ class Browsers:
         return self._guard(self._settings())
 
     def hint(self) -> str:
-        """What is missing for a browser; empty where nothing is."""
+        """Return what is missing to run a browser, or an empty string."""
         settings = self._settings().browser
         if not settings.enabled:
             return "an owner has switched it off: `enabled` of [web.browser]"
@@ -123,7 +124,9 @@ class Browsers:
         return ""
 
     async def act(self, session: SessionId, act: Callable[[Pages], Awaitable[None]], *, opens: bool) -> _Seen:
-        """Do something in the browser of a session, one thing at a time, and say what is to be seen then."""
+        """Perform an action in the browser of a session, one at a time, and return the resulting
+        page.
+        """
         mine = await self._mine(session, opens=opens)
         mine.not_idle()
         async with mine.lock:
@@ -139,7 +142,7 @@ class Browsers:
                     "the page took too long", because=f"more than {ACT_S:g} seconds", try_this="try another page"
                 ) from None
             except WebFailed as error:
-                # Why, and not which host: an error is read as words of the house, and hosts are the page's.
+                # Give the reason without the host: the error text counts as trusted, and host names come from the page.
                 if whys := {because for _, because in mine.program.proxy.refusals()}:
                     because = "; ".join(sorted(whys))
                     raise WebRefused(error.sentence, because=because, try_this=error.try_this) from None
@@ -151,7 +154,7 @@ class Browsers:
                     ) from None
                 raise
             finally:
-                if self._open.get(session) is mine:  # it may have been closed, and another begun
+                if self._open.get(session) is mine:  # it may have been closed and replaced meanwhile
                     self._later(session, mine)
                     if not mine.program.cdp.open:
                         await self.close_session(session)
@@ -162,7 +165,7 @@ class Browsers:
             return await mine.pages.screenshot()
 
     async def close_session(self, session: SessionId) -> bool:
-        """Whether there was one to close."""
+        """Close the browser of a session. Returns whether there was one."""
         mine = self._open.pop(session, None)
         if mine is None:
             return False
@@ -264,6 +267,8 @@ class Browsers:
 
 
 class _Seen(Struct, frozen=True):
+    """The state of the page after an action."""
+
     url: str
     title: str
     outline: str
@@ -284,7 +289,7 @@ class _Seen(Struct, frozen=True):
 
 
 class Browser:
-    """Opens pages and looks at them. It changes nothing that a visitor's look would not."""
+    """Opens pages and reads them. It changes nothing that a plain visit would not change."""
 
     arguments: type[msgspec.Struct] = BrowserArguments
 
@@ -326,7 +331,9 @@ class Browser:
         return seen.output(self._ids, attachments=(await self._screenshot(scene.session, seen.url),))
 
     async def _checked(self, url: str | None) -> str:
-        """The proxy would refuse it too; here it is said in plain words, and before a browser is begun."""
+        """Check a URL before a browser is started. The proxy checks again; this gives a clearer
+        error.
+        """
         if not url:
             raise ToolFailed("nothing was opened", because="`open` needs a url", code="browser.no-url")
         guard = self._browsers.guard()
@@ -342,7 +349,7 @@ class Browser:
 
 
 class BrowserAct:
-    """Clicks, types and presses keys on the page that is open: what a person could do there, it does."""
+    """Clicks, types and presses keys on the open page, with the same effects as for a person."""
 
     arguments: type[msgspec.Struct] = ActArguments
 

@@ -1,4 +1,4 @@
-"""A thin client of the protocol by which Chromium is led: JSON with a NUL after each message, over two pipes."""
+"""A small client of the Chrome DevTools Protocol: NUL-terminated JSON messages over two pipes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ _CHUNK_BYTES = 256 * 1024
 _ID = re.compile(rb'\{"id":(\d{1,15}),')
 
 Event = Callable[[str, dict[str, Any], str], None]
-"""Told of what happens: its name, what is said of it, and in which session of the protocol. The last is `gone`."""
+"""Called with the name, the parameters and the protocol session of each event. The last one is `gone`."""
 
 
 class BrowserFailed(ToolFailed):
-    """The browser did not do as it was told."""
+    """The browser did not perform a command."""
 
     code = "browser.failed"
 
 
 class TooMuch(BrowserFailed):
-    """The answer was larger than we take."""
+    """The response exceeded the size limit."""
 
     code = "browser.too-much"
 
 
 class Cdp:
+    """Sends commands and dispatches events."""
+
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
@@ -54,7 +56,7 @@ class Cdp:
     async def call(
         self, method: str, params: dict[str, Any] | None = None, *, session: str = "", timeout_s: float = CALL_S
     ) -> dict[str, Any]:
-        """Say something, and hear what comes of it. Raises `BrowserFailed`."""
+        """Send a command and return its result. Raises `BrowserFailed`."""
         if not self.open:
             raise _gone()
         number = next(self._numbers)
@@ -79,10 +81,12 @@ class Cdp:
         finally:
             del self._waiting[number]
             if not answer.cancel() and not answer.cancelled():
-                answer.exception()  # was told, or is told in another way
+                answer.exception()  # retrieve the exception so that asyncio does not log it
 
     async def close(self, *, grace_s: float = 0.0) -> None:
-        """`grace_s` is for what the other side still says, where it has ended already."""
+        """Close the connection. `grace_s` is the time to read remaining messages of a finished
+        browser.
+        """
         await asyncio.wait([self._task], timeout=grace_s)
         self._task.cancel()
         await asyncio.wait([self._task])
@@ -94,7 +98,7 @@ class Cdp:
         try:
             await self._read()
         except (OSError, msgspec.DecodeError):
-            pass  # it is gone, or says what nobody understands
+            pass  # the browser ended, or sent an invalid message
         finally:
             self._over = True
             for answer in self._waiting.values():
@@ -105,7 +109,7 @@ class Cdp:
 
     async def _read(self) -> None:
         buffer = bytearray()
-        beginning = b""  # of a message that is too large to keep
+        beginning = b""  # of a message that exceeds the limit
         while chunk := await self._reader.read(_CHUNK_BYTES):
             *whole, rest = chunk.split(b"\0")
             for piece in whole:

@@ -1,8 +1,10 @@
-"""A headless Chromium of our own: how it is found, confined, begun and ended.
+"""Finds, confines, starts and ends a headless Chromium.
 
-Where bubblewrap is, it has no network but a socket to our proxy, no files but the system's, and what it writes is gone
-with it; inside of that its own sandbox works too, also for root. Without bubblewrap its own sandbox must do, which
-Chromium does not have for root: root without bubblewrap has no browser.
+With bubblewrap it has no network except a socket to our proxy, sees only system files, and its
+files are deleted with it. Chromium's own sandbox works inside of that too, even for root.
+
+Without bubblewrap only Chromium's own sandbox confines it, which is not available to root. So root
+without bubblewrap has no browser.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ SCRATCH_BYTES_MAX = 512 * 1024 * 1024
 WIDTH, HEIGHT = 1280, 800
 _COMPLAINT_BYTES_MAX = 500
 _CHUNK_BYTES = 16 * 1024
-_PORT = 3128  # of its own loopback, where nobody else is
+_PORT = 3128  # on the loopback of a separate network namespace
 
-# Among them what would tell others of what is typed: passwords are looked up with Google, and fields described to it.
+# Some of these features send typed data to Google, such as password checks and form field descriptions.
 _OFF = ",".join(
     (
         "AutofillServerCommunication",
@@ -82,12 +84,12 @@ FLAGS = (
     "--renderer-process-limit=4",
     "--js-flags=--max-old-space-size=512",
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
-    "--proxy-bypass-list=<-loopback>",  # to loopback, too, only through the proxy, which will not have it
-    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",  # names are for the proxy to resolve
+    "--proxy-bypass-list=<-loopback>",  # loopback also goes through the proxy, which refuses it
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",  # only the proxy resolves names
     f"--window-size={WIDTH},{HEIGHT}",
 )
 
-# Runs inside: gives Chromium the two ends that it is led by, and carries what comes to its loopback to our proxy.
+# Runs inside the sandbox: connects Chromium to its two pipes, and forwards its loopback port to our proxy.
 _INSIDE = """
 import os, socket, sys, threading
 def carry(a, b):
@@ -130,20 +132,20 @@ _BARE = 'exec "$@" 3<&0 4>&1 0</dev/null 1>/dev/null'
 
 
 class Way(Struct, frozen=True):
-    """How a browser can be begun here. At least one of the two confines it."""
+    """How a browser can be started here. At least one of the two confines it."""
 
     bubblewrap: bool
     own_sandbox: bool
 
 
 def ways(*, bubblewrap: bool, root: bool) -> tuple[Way, ...]:
-    """What to try, the best first."""
+    """Return the launch modes to try, best first."""
     inside = (Way(True, True), Way(True, False)) if bubblewrap else ()
     return inside if root else (*inside, Way(False, True))
 
 
 def find(path: Path | None, search: str) -> str | None:
-    """The program: the one that was named, or else the first that is found."""
+    """Return the configured program, or the first one found."""
     if path is not None:
         return shutil.which(path, path=search)
     return next(filter(None, (shutil.which(name, path=search) for name in NAMES)), None)
@@ -154,7 +156,7 @@ def find_bubblewrap(search: str) -> str | None:
 
 
 class Chromium:
-    """One that runs, and the proxy that it has to itself."""
+    """A running Chromium with its own proxy."""
 
     def __init__(self, process: asyncio.subprocess.Process, proxy: GuardedProxy, folder: Path) -> None:
         assert process.stdin is not None
@@ -163,7 +165,7 @@ class Chromium:
         self.proxy = proxy
         self._process = process
         self._folder = folder
-        self.because = ""  # why we ended it, where we did
+        self.because = ""  # why we ended it, if we did
         self._complaint = b""
         self._watching: asyncio.Task[None] | None = None
         self._hearing = asyncio.get_running_loop().create_task(self._hear(process.stderr))
@@ -173,9 +175,9 @@ class Chromium:
         return self._process.pid
 
     async def close(self) -> None:
-        """End it and all it has begun, and remove what it has written."""
+        """Kill the browser and everything it started, and delete its files."""
         await _end(self._process)
-        await self.cdp.close(grace_s=END_S)  # heard out to its end, a pipe closes itself
+        await self.cdp.close(grace_s=END_S)  # a pipe that was read to its end closes by itself
         await asyncio.wait([self._hearing], timeout=END_S)
         tasks = [task for task in (self._hearing, self._watching) if task is not None]
         for task in tasks:
@@ -185,7 +187,9 @@ class Chromium:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def watch(self, memory_bytes_max: int) -> None:
-        """From now on, end it when it takes too much. Chromium cannot live with the limits that a system sets."""
+        """Start the resource monitor, which kills a browser that exceeds a limit. Chromium fails
+        under rlimits.
+        """
         watch = Watch(self.pid, Limits(memory_bytes=memory_bytes_max, processes=THREADS_MAX))
         self._watching = asyncio.get_running_loop().create_task(self._watch(watch))
 
@@ -198,7 +202,7 @@ class Chromium:
                 return
 
     async def complaint(self) -> str:
-        """Why it did not start."""
+        """Return why it did not start."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.5):
                 await self._process.wait()
@@ -208,7 +212,7 @@ class Chromium:
         return f"it ended at once, with {self._process.returncode}{f': {last}' if last else ''}"
 
     async def _hear(self, errors: asyncio.StreamReader | None) -> None:
-        """Its errors are read, for a full pipe would stop it, and the last of them kept."""
+        """Read stderr, because a full pipe would block the browser, and keep the last part."""
         while errors is not None and (chunk := await errors.read(_CHUNK_BYTES)):
             self._complaint = (self._complaint + chunk)[-_COMPLAINT_BYTES_MAX:]
 
@@ -223,7 +227,9 @@ async def begin(
     spent: Callable[[], None],
     tried: Sequence[Way],
 ) -> tuple[Chromium, Way]:
-    """Begin one in the first of these ways in which it answers. Raises `ToolFailed`, and leaves nothing behind."""
+    """Start Chromium in the first launch mode in which it answers. Raises `ToolFailed` and cleans
+    up.
+    """
     bubblewrap = find_bubblewrap(search) or ""
     complaint = ""
     for way in tried:
@@ -284,7 +290,7 @@ def _flags(way: Way, port: int, profile: str) -> list[str]:
 
 
 def _confined(bubblewrap: str, program: str, door: Path, flags: Sequence[str]) -> list[str]:
-    """In namespaces of its own, without our files, our processes and our network."""
+    """Return the bubblewrap command line: own namespaces, without our files, processes and network."""
     python = os.path.realpath(sys.executable)
     shown = [
         "/usr",
@@ -313,7 +319,7 @@ def _confined(bubblewrap: str, program: str, door: Path, flags: Sequence[str]) -
 
 def _kill(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
-        # The first process of a namespace takes all others with it; without one, they are a group of their own.
+        # Killing the init of a pid namespace kills all its processes. Without one, they are one process group.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 

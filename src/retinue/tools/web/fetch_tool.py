@@ -1,4 +1,4 @@
-"""`web_fetch`: one page, as its content, as it stands, or what it is."""
+"""`web_fetch`: fetches a page as extracted text, as raw text, or only its metadata."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from retinue.tools.web.guarded_request import Answer, Http
 from retinue.tools.web.page_cache import Cache
 from retinue.tools.web.url_guard import Guard, guard_from, missing, require_web
 
-# The whole of a result, its wrapper included, is shown uncut: a wrapper without its end would wrap nothing.
+# The wrapped result must not be truncated: a wrapper without its end marker protects nothing.
 FETCH_CHARS_MAX = RESULT_CHARS_MAX - WRAPPING_CHARS_MAX
 ERROR_CHARS_MAX = 4_000
 _SHOWN_HEADERS = ("content-type", "content-length", "last-modified", "etag", "server", "content-language")
@@ -51,7 +51,7 @@ class FetchArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Page(Struct, frozen=True):
-    """What is shown of an answer, and what is said about it."""
+    """The shown part of a response, and a note about it."""
 
     text: str
     how: str = ""
@@ -59,7 +59,7 @@ class _Page(Struct, frozen=True):
 
 
 class WebFetch:
-    """Reads pages of the web. What it brings back is never trusted."""
+    """Fetches web pages. Its output is untrusted."""
 
     arguments: type[msgspec.Struct] = FetchArguments
 
@@ -74,8 +74,11 @@ class WebFetch:
         tls: ssl.SSLContext | None = None,
         mask: Callable[[str], str] = str,
     ) -> None:
-        """`files` is where an image or a document is kept that a page turns out to be. `mask` takes secrets out of what
-        is shown, also where a part of a page begins or ends within one."""
+        """`files` stores a response that is an image or a document. `redact` removes secrets from
+        shown text.
+
+        A secret that crosses the edge of a shown part is redacted too.
+        """
         self._settings = settings
         self._ids = ids
         self._files = files
@@ -96,7 +99,7 @@ class WebFetch:
         return missing(scene)
 
     async def perform(self, arguments: FetchArguments, scene: Scene) -> Output:
-        from retinue.tools.web import text_extraction  # with the first page
+        from retinue.tools.web import text_extraction  # slow import, needed for the first page
 
         require_web(scene)
         answer = await self._answer(arguments.url)
@@ -117,7 +120,9 @@ class WebFetch:
         return Output(text=text, trust=Trust.UNTRUSTED, attachments=page.attachments, failed=failed)
 
     def _wrapped(self, text: str, source: Mapping[str, str], id_: str, *, offset: int, chars_max: int) -> str:
-        """As much of it as has room with its wrapper: what stands for a marker or a secret may be longer than those."""
+        """Return as much of the text as fits with its wrapper. Replaced markers and secrets may be
+        longer.
+        """
         end = min(len(text), offset + chars_max)
         while True:
             shown = masked_part(text, offset, max(end, offset), self._mask)
@@ -133,7 +138,7 @@ class WebFetch:
         target = guard.target(url)
         kept = self._cache.get((target.url, settings.page_bytes_max))
         if kept is not None:
-            guard.target(kept.url)  # where it led may have been closed since
+            guard.target(kept.url)  # the final URL may be refused by now
             return kept
         answer = await Http(guard, tls=self._tls).get(
             target.url, timeout_s=settings.timeout_s, bytes_max=settings.page_bytes_max

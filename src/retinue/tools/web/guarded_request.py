@@ -1,4 +1,4 @@
-"""One guarded request: every hop checked and pinned, everything that comes back bounded."""
+"""One guarded HTTP request: every redirect is checked and pinned, and every response is limited."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 REDIRECTS_MAX = 3
 BODY_BYTES_MAX = 5 * 1024 * 1024
 PACKED_BYTES_MAX = 16 * 1024 * 1024
-HEADER_BYTES_MAX = 16 * 1024  # of one header; aiohttp bounds how many there are
+HEADER_BYTES_MAX = 16 * 1024  # of one header; aiohttp limits their number
 CONNECT_S = 15.0
 USER_AGENT = "Mozilla/5.0 (compatible; retinue)"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -29,20 +29,22 @@ _CHUNK_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came back from the last of the hops. `cut`: there was more of the body than we read."""
+    """The response after the last redirect. `is_truncated` means that the body was longer than what
+    was read.
+    """
 
     url: str
     status: int
-    headers: Mapping[str, str]  # names in small letters
+    headers: Mapping[str, str]  # names in lower case
     body: bytes = field(repr=False)
     cut: bool = False
 
 
 class Http:
-    """Asks for pages. Keeps no connection, no cookie and no proxy of the environment: each request stands alone."""
+    """Sends requests without a connection pool, cookies or proxy settings of the environment."""
 
     def __init__(self, guard: Guard, *, tls: ssl.SSLContext | None = None) -> None:
-        """`tls`: whom to believe. Without it, the authorities that this machine believes."""
+        """`tls` defaults to the certificate authorities of the system."""
         self._guard = guard
         self._tls = tls
 
@@ -55,9 +57,11 @@ class Http:
         bytes_max: int = BODY_BYTES_MAX,
         redirects_max: int = REDIRECTS_MAX,
     ) -> Answer:
-        """Raises `WebRefused` and `WebFailed`. `headers` go to every hop: with a secret in them, allow no redirect.
+        """Raises `WebRefused` and `WebFailed`.
 
-        An error names the host that was asked for, and none that a server made up: it is read as words of the house.
+        `headers` are sent with every redirect, so with a secret in them allow no redirects. Errors
+        name only the requested host: their text counts as trusted, and a server chooses the
+        redirect.
         """
         target = self._guard.target(url)
         asked = target.host
@@ -91,9 +95,10 @@ class Http:
     async def post(
         self, url: str, content: bytes, *, headers: Mapping[str, str], timeout_s: float, bytes_max: int
     ) -> Answer:
-        """Bring something to one place and nowhere else: where it redirects to is for the caller to read, not to go.
+        """Send content to one URL. A redirect is returned, not followed.
 
-        Raises `WebRefused` where it surely did not arrive, `WebFailed` where nobody knows.
+        Raises `WebRefused` if the request surely did not arrive, and `WebFailed` if that is
+        unknown.
         """
         target = self._guard.target(url)
         try:
@@ -128,7 +133,7 @@ class Http:
                     cookie_jar=aiohttp.DummyCookieJar(),
                     timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
                     trust_env=False,
-                    auto_decompress=False,  # a small body that unpacks to a huge one is unpacked by us, with a bound
+                    auto_decompress=False,  # we decompress with a limit ourselves
                     max_line_size=HEADER_BYTES_MAX,
                     max_field_size=HEADER_BYTES_MAX,
                 ) as session,
@@ -144,7 +149,7 @@ class Http:
                 for name, value in response.headers.items():
                     received.setdefault(name.lower(), value)
                 if response.status in _REDIRECTS and "location" in received:
-                    response.close()  # what else it says is of no interest
+                    response.close()  # the body of a redirect is not needed
                     return Answer(url=target.url, status=response.status, headers=received, body=b"")
                 body, cut = await _body(response, received.get("content-encoding", ""), bytes_max)
                 if cut:
@@ -155,7 +160,9 @@ class Http:
 
 
 def _redirect(answer: Answer) -> str:
-    """Where an answer leads; empty where it is one. What cannot be joined is refused as it stands."""
+    """Return the redirect URL, or an empty string. An invalid one is returned unchanged, to be
+    refused.
+    """
     if answer.status not in _REDIRECTS or not (location := answer.headers.get("location", "").strip()):
         return ""
     try:
@@ -175,7 +182,7 @@ def _sent(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pinned(checked: str, found: Sequence[str]) -> AbstractResolver:
-    """A resolver that knows one name, and gives what was checked."""
+    """Return a resolver that knows only the checked host and its checked addresses."""
     from aiohttp.abc import AbstractResolver, ResolveResult
 
     class Pinned(AbstractResolver):
@@ -203,7 +210,7 @@ def _pinned(checked: str, found: Sequence[str]) -> AbstractResolver:
 
 
 async def _body(response: aiohttp.ClientResponse, encoding: str, bytes_max: int) -> tuple[bytes, bool]:
-    """The body, unpacked, and whether there was more of it."""
+    """Return the decompressed body, and whether there was more."""
     unpack = _unpacking(encoding)
     pieces: list[bytes] = []
     size = packed = 0
@@ -218,7 +225,7 @@ async def _body(response: aiohttp.ClientResponse, encoding: str, bytes_max: int)
 
 
 class _Unpackable(ValueError):
-    """A body that cannot be read, and why."""
+    """A body that cannot be decompressed. The message is the reason."""
 
 
 class _Unpacking(Protocol):
@@ -231,10 +238,10 @@ class _Plain:
 
 
 class _Deflated:
-    """gzip and deflate. A chunk never becomes more than is still wanted."""
+    """Decompresses gzip and deflate, up to the requested number of bytes."""
 
     def __init__(self) -> None:
-        self._decoder = zlib.decompressobj(wbits=47)  # gzip or zlib, by what it begins with
+        self._decoder = zlib.decompressobj(wbits=47)  # detects gzip or zlib by the header
         self._first = True
 
     def feed(self, chunk: bytes, most: int) -> bytes:
@@ -243,7 +250,7 @@ class _Deflated:
         except zlib.error as error:
             if not self._first:
                 raise _Unpackable("its body is not packed as it says") from error
-            self._decoder = zlib.decompressobj(wbits=-15)  # some call a bare stream `deflate`
+            self._decoder = zlib.decompressobj(wbits=-15)  # some servers send a raw deflate stream
             try:
                 piece = self._decoder.decompress(chunk, most)
             except zlib.error:

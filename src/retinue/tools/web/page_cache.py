@@ -1,4 +1,4 @@
-"""What was asked for lately. Bounded in number, in size and in time; nothing survives the house."""
+"""An in-memory cache with a TTL and limits on the number and size of entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Cache(Generic[T]):
-    """Forgets what is older than `keep_s`, and the least lately used where there is too much."""
+    """Removes entries older than `ttl_s`, and the least recently used ones beyond a limit."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Cache(Generic[T]):
         if entry is None:
             return None
         at, _, value = entry
-        # A clock that was set back makes what is kept look new for ever.
+        # If the clock was set back, the entry would look new for too long.
         if not timedelta() <= self._clock.now() - at < self._keep:
             self._drop(key)
             return None

@@ -1,6 +1,6 @@
-"""What a page is, for someone who cannot see it: an outline by what things are, with names to point at them by.
+"""A text outline of a page, with refs to its elements.
 
-Made of the accessibility tree, which Chromium makes of the page: scripts of the page have no say in how it is told.
+It is built from the accessibility tree that Chromium computes, so page scripts cannot control it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 NODES_MAX = 20_000
 NAMES_MAX = 40_000
-DEPTH_MAX = 12  # shown as indentation; what is deeper stands at the last
+DEPTH_MAX = 12  # maximum indentation; deeper elements stay at it
 NAME_CHARS_MAX = 300
 LINK_CHARS_MAX = 300
 
@@ -34,12 +34,14 @@ _PASSED_THROUGH = frozenset(
         "Section",
     }
 )
-_TYPED_INTO = ("textbox", "searchbox", "spinbutton")  # what is in them is their value
+_TYPED_INTO = ("textbox", "searchbox", "spinbutton")  # their content is their value
 _STATES = ("checked", "selected", "expanded", "disabled", "required", "focused", "pressed")
 
 
 class Names(Struct):
-    """What things are called: each keeps its name while its page is there, and no name means two things."""
+    """Maps refs to page elements. An element keeps its ref while its page is open; refs are never
+    reused.
+    """
 
     given: int = 0  # over all pages
     nodes: dict[str, int] = field(default_factory=dict[str, int])
@@ -57,23 +59,23 @@ class Names(Struct):
         return name
 
     def forget(self) -> None:
-        """Another page is there, on which nothing is what it was."""
+        """Clear all refs after a navigation."""
         self.nodes.clear()
         self.of.clear()
 
 
 class Outline(Struct):
-    """Collects the lines of a page, frame by frame."""
+    """Collects the outline of a page, frame by frame."""
 
     names: Names
     lines: list[str] = field(default_factory=list[str])
 
     def add(self, nodes: Sequence[Mapping[str, Any]], *, depth: int = 0) -> None:
-        """One frame, as `Accessibility.getFullAXTree` tells of it."""
+        """Add one frame, in the format of `Accessibility.getFullAXTree`."""
         if not nodes:
             return
         by_id = {str(node.get("nodeId")): node for node in nodes[:NODES_MAX]}
-        # Without recursion: a page can be nested deeper than we can call.
+        # Iterative, because a page can be nested deeper than the recursion limit.
         left: list[tuple[Mapping[str, Any], int]] = [(nodes[0], depth)]
         seen: set[str] = set()
         while left:
@@ -89,7 +91,9 @@ class Outline(Struct):
             left += [(child, below) for child in reversed(children)]
 
     def _line(self, node: Mapping[str, Any], depth: int) -> tuple[str, int]:
-        """Writes the line of a node, where it has one. Says whether to look below it, and how deep that is."""
+        """Add the line of a node, if it has one. Returns whether it is a leaf, and the depth of its
+        children.
+        """
         role, name = _value(node, "role"), " ".join(_value(node, "name").split())[:NAME_CHARS_MAX]
         if node.get("ignored") or role in _PASSED_THROUGH:
             return "", depth
@@ -102,7 +106,7 @@ class Outline(Struct):
         ref = self._ref(node) if role in _ACTED_ON or properties.get("focusable") is True else ""
         words = [f"- {role}", *([f'"{name}"'] if name else []), *_told(node, role, properties), ref]
         self.lines.append(indent + " ".join(filter(None, words)))
-        # Where one thing is below, it is the name once more.
+        # A single child only repeats the name.
         leaf = role in ("button", "link", "option", "tab", "heading") and name and len(node.get("childIds", [])) < 2
         return ("leaf" if leaf or role in _TYPED_INTO else "", depth + 1)
 

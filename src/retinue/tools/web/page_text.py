@@ -1,4 +1,4 @@
-"""What is in an HTML page, without a parser: enough to read it, and linear in its length whatever is in it."""
+"""Extracts text and metadata from HTML without a parser, in time linear in the page's length."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from html import unescape
 
 from msgspec import Struct
 
-HEAD_CHARS_MAX = 256 * 1024  # where titles and the like are looked for
-_TAG_CHARS_MAX = 1_000  # of one tag, where its attributes are read
+HEAD_CHARS_MAX = 256 * 1024  # searched for metadata
+_TAG_CHARS_MAX = 1_000  # of one tag, when reading its attributes
 _META_TAGS_MAX = 200
 _SNIFFED_BYTES = 2_048
 
@@ -28,13 +28,17 @@ _BLANKS = re.compile(r"[^\S\n]+")
 
 
 class Tag(Struct, frozen=True):
+    """One HTML tag."""
+
     name: str
     closes: bool
-    inside: str  # between the angles
+    inside: str  # between the angle brackets
 
 
 def scan(page: str) -> Iterator[Tag | str]:
-    """Tags and the texts between them, in order. Scripts, styles, comments and the like are left out."""
+    """Yield tags and the text between them. Scripts, styles, comments and similar content are left
+    out.
+    """
     at, end = 0, len(page)
     while at < end:
         angle = page.find("<", at)
@@ -55,7 +59,7 @@ def scan(page: str) -> Iterator[Tag | str]:
         if name is None:
             if page[angle + 1 : angle + 2] in ("!", "?", "/"):
                 at = closed + 1
-            else:  # a mere less-than
+            else:  # a literal less-than sign
                 yield "<"
                 at = angle + 1
             continue
@@ -67,13 +71,13 @@ def scan(page: str) -> Iterator[Tag | str]:
 
 
 def _after(page: str, at: int, name: str) -> int:
-    """Where what a `name` tag holds ends."""
+    """Return the position of the closing tag of a raw text element."""
     found = re.compile(rf"</{name}", re.IGNORECASE).search(page, at)
     return found.start() if found else len(page)
 
 
 def plain_text(page: str, *, markdown: bool) -> str:
-    """The words of a page, a line for each block."""
+    """Return the text of a page, one line per block."""
     pieces: list[str] = []
     for part in scan(page):
         if isinstance(part, str):
@@ -87,7 +91,9 @@ def plain_text(page: str, *, markdown: bool) -> str:
 
 
 def about(page: str) -> dict[str, str]:
-    """What a page says of itself in its head: title, description, site, author, language and the like."""
+    """Return the metadata in the page's head: title, description, site, author, language and
+    similar.
+    """
     found: dict[str, str] = {}
     title: list[str] | None = None
     tags = 0
@@ -138,7 +144,7 @@ def _note(found: dict[str, str], tag: Tag) -> None:
 
 
 def decoded(body: bytes, content_type: str) -> str:
-    """The body as text: by its mark, its header, what the page says, or by what fits."""
+    """Decode a body by its byte order mark, its header, its meta tag, or by what fits."""
     for mark, name in (
         (codecs.BOM_UTF8, "utf-8-sig"),
         (codecs.BOM_UTF16_LE, "utf-16"),
@@ -158,7 +164,7 @@ def decoded(body: bytes, content_type: str) -> str:
     try:
         return body.decode()
     except UnicodeDecodeError as error:
-        if error.start >= len(body) - 3:  # cut in the middle of a letter
+        if error.start >= len(body) - 3:  # truncated within a character
             return body.decode(errors="replace")
         return body.decode("cp1252", errors="replace")
 
@@ -169,5 +175,5 @@ def _charset(content_type: str) -> str:
 
 
 def _is_text(name: str) -> bool:
-    """Not one of those codecs that are no character set, such as `zip`: a page could unpack a bomb with it."""
+    """Return whether a codec is a character set. Others, such as `zip`, could decompress a bomb."""
     return bool(getattr(codecs.lookup(name), "_is_text_encoding", False))

@@ -1,4 +1,4 @@
-"""`web_search`: by Brave, or by any server that answers as SearXNG does."""
+"""`web_search`: searches the web with Brave or a SearXNG-compatible server."""
 
 from __future__ import annotations
 
@@ -58,6 +58,8 @@ class SearchArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Hit(Struct, frozen=True, kw_only=True):
+    """One search result."""
+
     title: str
     url: str
     snippet: str
@@ -65,7 +67,7 @@ class Hit(Struct, frozen=True, kw_only=True):
 
 
 class WebSearch:
-    """Asks a search engine. Titles and snippets are written by strangers, and are not trusted."""
+    """Searches the web. Titles and snippets are untrusted."""
 
     arguments: type[msgspec.Struct] = SearchArguments
 
@@ -80,7 +82,7 @@ class WebSearch:
         brave_url: str = BRAVE_URL,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """The key is read from `environment`, or where the settings say, each time that it is needed."""
+        """The key is read on each use, from `environment` or from the configured file."""
         self._settings = settings
         self._ids = ids
         self._environment = environment
@@ -141,7 +143,7 @@ class WebSearch:
             headers={"X-Subscription-Token": secret, "Accept": "application/json"},
             timeout_s=SEARCH_S,
             bytes_max=SEARCH_BYTES_MAX,
-            redirects_max=0,  # the key is for Brave alone
+            redirects_max=0,  # never send the key to another host
         )
         found = _parsed(answer, "Brave")
         results = _list(_dict(found.get("web")).get("results"))
@@ -154,7 +156,7 @@ class WebSearch:
             "language": arguments.search_lang or "",
             "time_range": _time_range(arguments.freshness),
         }
-        # The owner named this server, which may well be in the house: it may be reached, and nothing else is.
+        # The owner configured this server, which may be in the local network. Only this host is allowed.
         parts = urlsplit(base)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         only = replace(settings, ports=(), private_hosts=(f"{parts.netloc.removesuffix(f':{port}')}:{port}",))
@@ -211,7 +213,7 @@ def _time_range(freshness: str | None) -> str:
 
 
 def _hint() -> Output:
-    """What to do where there is nothing to search with. Ours, so it needs no wrapper."""
+    """Return instructions for an instance without a search engine. Our own text needs no wrapper."""
     hint = {
         "error": "missing_search_key",
         "message": "There is no search engine set up here, so nothing was searched for.",
@@ -226,7 +228,7 @@ def _hint() -> Output:
 
 
 def _parsed(answer: Answer, engine: str) -> dict[str, Any]:
-    """The body of an answer. What went wrong is told in our words: a server may say anything in its own."""
+    """Parse a response. Errors use our own text, because a server can return anything."""
     match answer.status:
         case 200:
             pass
@@ -263,7 +265,7 @@ def _hit(found: object, snippet: str, age: str) -> Hit:
 
 
 def _words(value: object, most: int) -> str:
-    """Without markup: engines put what was found between tags."""
+    """Return the text without markup, because engines mark matches with tags."""
     from retinue.tools.web.page_text import plain_text
 
     text = plain_text(value[: 8 * most], markdown=False) if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""What a page says: trafilatura finds what is worth reading in it, where it is installed."""
+"""Extracts the main content of a page with trafilatura, or plain text if it is not installed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ _HTML = ("text/html", "application/xhtml+xml")
 
 
 class Reading(Struct, frozen=True):
+    """The extracted text."""
+
     text: str
-    how: str = ""  # where it is not what was asked for, what it is instead
+    how: str = ""  # what the text is instead, if no content was extracted
 
 
 def media_type(answer: Answer) -> str:
-    """What the body is: by what it begins with, else by its header, else by a guess."""
+    """Return the media type of a body: by its signature, else its header, else a guess."""
     said = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     for begins, kind in _SIGNATURES:
         if answer.body.startswith(begins):
@@ -54,8 +56,8 @@ def is_text(kind: str) -> bool:
 
 
 async def extracted(page: str, url: str, *, markdown: bool) -> Reading:
-    """The content of an HTML page, without what is around it."""
-    # Reading a large page takes a while, and would hold up the whole house.
+    """Extract the main content of an HTML page."""
+    # In a thread, because a large page would block the event loop.
     try:
         async with asyncio.timeout(EXTRACT_S):
             return await asyncio.to_thread(_extract, page[:EXTRACT_CHARS_MAX], url, markdown=markdown)

@@ -1,7 +1,8 @@
-"""The way out: which hosts may be reached, and at which address. Everything that an agent asks of the web goes by here.
+"""Decides which hosts and addresses agents may reach. Every web request of an agent is checked
+here.
 
-A name is resolved once. What it resolved to is judged, and the connection goes to exactly that: a name that means
-something else a moment later leads nowhere else.
+A name is resolved once. Its addresses are checked, and the connection is made to exactly these. So
+a name that resolves differently a moment later (DNS rebinding) leads nowhere else.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _UNWRITABLE = re.compile(r"[\s\x00-\x20\x7f-\x9f\\\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a name, as texts."""
+"""Returns the addresses of a host name as text."""
 
 
 class WebRefused(ToolFailed):
-    """An address that agents do not reach."""
+    """An address that agents may not reach."""
 
     code = "web.refused"
 
 
 class WebFailed(ToolFailed):
-    """It could not be reached, or did not answer as it should."""
+    """The server could not be reached, or did not answer correctly."""
 
     code = "web.failed"
 
 
 class Target(Struct, frozen=True, kw_only=True):
-    """Where a URL leads, written in the one way in which it was checked."""
+    """A parsed URL, in the normalized form in which it was checked."""
 
     url: str
     scheme: str
-    host: str  # a name, or an address without brackets
+    host: str  # a name, or an IP address without brackets
     port: int
 
 
@@ -57,9 +58,10 @@ async def resolve_by_system(host: str, port: int) -> Sequence[str]:
 
 
 class Guard:
-    """Judges where a connection may go. `private` are hosts of the owner's network, as HOST or HOST:PORT.
+    """Decides where a connection may go. `private_hosts` are in the owner's network, as HOST or
+    HOST:PORT.
 
-    `allowed_networks` are reached as if they were public. It is for tests, which have nothing but loopback.
+    `allowed_networks` are treated as public. This is for tests, which have only loopback.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class Guard:
         self._resolve = resolve
 
     def target(self, url: str) -> Target:
-        """Read a URL. Raises `WebRefused` for one that leads where nobody may go, as far as its text can tell."""
+        """Parse and check a URL. Raises `WebRefused` if its text alone shows that it may not be
+        reached.
+        """
         text = url.strip()
         shown = repr(text[:200])
         if because := _unreadable(text):
@@ -103,7 +107,7 @@ class Guard:
         return Target(url=plain, scheme=scheme, host=host, port=port)
 
     def check(self, host: str, port: int) -> None:
-        """Whether a host and port may be asked for at all. Raises `WebRefused`."""
+        """Check a host and port. Raises `WebRefused`."""
         private = self._is_private(host, port)
         if port not in self._ports and f"{host}:{port}" not in self._private:
             ports = ", ".join(map(str, sorted(self._ports))) or "none"
@@ -116,9 +120,10 @@ class Guard:
             raise _private_refusal(host, because)
 
     async def addresses(self, host: str, port: int) -> tuple[str, ...]:
-        """Where a host is, resolved once, for the connection to be made to exactly these. Raises `WebRefused`.
+        """Resolve a host once and return its addresses, to connect to exactly these. Raises
+        `WebRefused`.
 
-        One address that may not be reached is enough to refuse them all: such a name was made to mislead.
+        One forbidden address refuses the host, because such a name was made to mislead.
         """
         self.check(host, port)
         found = (host,) if ip_ranges.is_address(host) else await self._resolved(host, port)
@@ -161,12 +166,12 @@ def guard_from(
 
 
 def missing(scene: Scene) -> tuple[Permission, ...]:
-    """What an agent lacks that wants to reach the web."""
+    """Return the web permission if the agent lacks it."""
     return () if scene.rights.web else (WEB,)
 
 
 def require_web(scene: Scene) -> None:
-    """The right is looked at where it is used, whoever has looked before."""
+    """Check the web permission at the point of use, regardless of earlier checks."""
     if missing(scene):
         raise ToolFailed(
             f"{scene.agent.name} may not reach the web",
@@ -185,14 +190,14 @@ def _unreadable(text: str) -> str:
 
 
 def _host_of(netloc: str) -> str:
-    """Without its port. Only what is written as an address in brackets has colons of its own."""
+    """Return the host without its port. Only an address in brackets contains colons."""
     if netloc.startswith("["):
         return netloc[: netloc.rfind("]") + 1]
     return netloc.partition(":")[0]
 
 
 def _plain_private(entry: str) -> str:
-    """As hosts are compared: `HOST` or `HOST:PORT`, addresses without brackets."""
+    """Normalize to `HOST` or `HOST:PORT`, with addresses without brackets."""
     host, colon, port = entry.rpartition(":")
     if colon and port.isdigit() and (host.startswith("[") or ":" not in host):
         return f"{ip_ranges.plain_host(host)}:{int(port)}"
