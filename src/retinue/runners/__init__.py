@@ -1,1 +1,1 @@
-"""How an agent takes its turns."""
+"""Runners: the code that takes an agent's turns."""

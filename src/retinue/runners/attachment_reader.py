@@ -1,4 +1,4 @@
-"""Attachments, for a model that can look at them."""
+"""Reads attachments for models that accept files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from retinue.store.envelopes.attachment_files import Files
 
 
 class FileMedia:
+    """Reads attachments from the attachment store."""
+
     def __init__(self, files: Files) -> None:
         self._files = files
 
     def read(self, attachment: Attachment) -> bytes | None:
-        """What was attached; None where it is gone, and the model reads its name alone."""
+        """Return the bytes of an attachment. None if it is gone: the model then reads only its name."""
         try:
             with self._files.open(attachment.hash) as file:
                 return file.read()

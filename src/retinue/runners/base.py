@@ -1,4 +1,4 @@
-"""How an agent takes its turns: a small protocol with room for loops, child processes and callers elsewhere."""
+"""The protocol of runners, which take an agent's turns: a model loop, a child process or an external agent."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ SILENT_TOKENS = frozenset({"NO_REPLY", "[[SILENT_REPLY]]"})
 
 
 class Assignment(Struct, frozen=True, kw_only=True):
-    """Who is to work, where, and which stored calls come first because a person has just allowed them."""
+    """What a runner needs for one run: the agent, its directories, the request and stored calls that come first."""
 
     agent: Agent
     session: Session
     home: Path
-    place: Path | None = None  # where it works, if that is not its home
-    senders: tuple[Agent, ...] = ()  # whose rules hold beside its agent's: it is a subagent of theirs
-    speakers: tuple[Address, ...] = ()  # who spoke, where they did so in a room that may be several people's
-    requesters: tuple[Requester, ...] = ()  # the people on whose behalf it works
-    acting: Agent | None = None  # as whom it acts, if that is not its agent
-    ground: Path | None = None  # their home: what its hands are bound to
-    told_from: Path | None = None  # where its own instructions lie, if that is not where it works
+    place: Path | None = None  # the workspace, if it is not the agent directory
+    senders: tuple[Agent, ...] = ()  # agents that delegated this run; their rules apply too
+    speakers: tuple[Address, ...] = ()  # message authors, if the channel may be shared by several people
+    requesters: tuple[Requester, ...] = ()  # the people for whom the run acts
+    acting: Agent | None = None  # the agent as which it acts, if another
+    ground: Path | None = None  # directory of that agent, to which the tools are limited
+    told_from: Path | None = None  # where its own instructions are, if not in the workspace
     stored: tuple[Call, ...] = ()
     request: RunRequest = NO_REQUEST
     manner: Manner = PLAIN
 
     @property
     def workspace(self) -> Path:
-        """Where it works: at its place, unless it was asked to work elsewhere."""
+        """The directory in which it works: the requested one, or the agent's workspace."""
         return Path(self.request.workspace) if self.request.workspace else self.place or self.reach
 
     @property
     def reach(self) -> Path:
-        """The home that its tools know."""
+        """The agent directory that its tools may use."""
         return self.ground or self.home
 
 
 class Finished(Struct, frozen=True, kw_only=True):
-    """The end of a run that came to an answer. A silent one is recorded and not sent.
+    """The end of a run that has an answer. A silent answer is stored and not sent.
 
-    `remarks` are the house's own words on how it came about: who answered instead of whom, what is nearly spent. They
-    go with an answer, and only with one. `reset`: what the context was is set aside; the next run begins afresh.
-    `trust` is that of what it knew when it answered.
+    `remarks` are notes by the server, such as a fallback model or a nearly spent budget. They are
+    sent only with an answer. `resets_context`: the next run starts with a new context. `trust` is
+    the trust of the context in which it was written.
     """
 
     text: str
@@ -68,7 +68,7 @@ class Finished(Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...] = ()
     reset: bool = False
     trust: Trust = Trust.AGENT
-    voice: Attachment | None = None  # the same, spoken
+    voice: Attachment | None = None  # the answer as a voice message
 
     @property
     def silent(self) -> bool:
@@ -80,14 +80,16 @@ class Finished(Struct, frozen=True, kw_only=True):
 
 
 def is_silent(body: Body) -> bool:
-    """A last reply that says nothing on purpose: kept, and neither sent nor read again."""
+    """Whether a body is a final reply that is silent on purpose: stored, but not sent or read again."""
     return isinstance(body, Reply) and not body.calls and body.text.strip() in SILENT_TOKENS
 
 
 class Parked(Exception):
-    """Not an error: the run waits for a person, or for work that it handed out, and holds nothing meanwhile. It is
-    taken up again where it was. `calls` are those that a person is asked about; `waits` are those that wait for work,
-    the first of them at the longest `until` then."""
+    """Raised to suspend a run until a person answers or delegated work is done. Not an error.
+
+    A suspended run holds nothing and resumes where it stopped. `calls` need a decision;
+    `waiting_calls` wait for delegated work, until `until` at the latest.
+    """
 
     def __init__(
         self,
@@ -104,24 +106,27 @@ class Parked(Exception):
         self.calls = calls
         self.turn = turn
         self.because = because
-        self.gives = gives  # what they reach for and nobody has granted
-        self.would_grant = would_grant  # by a yes for longer than once
+        self.gives = gives  # permissions that the calls need and that are not granted
+        self.would_grant = would_grant  # what a decision for longer than once would grant
         self.waits = waits
         self.until = until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equipment:
-    """What a run has beside its tools, taken when it begins: what is told of its skills and what plug-ins want said,
-    folders it may read, variables for its commands and no others', and tools that are told of as skills instead."""
+    """What a run has besides its tools, loaded when it starts.
+
+    Texts about skills and from plugins, readable directories, environment variables for its
+    commands, and tools that are presented as skills instead.
+    """
 
     skills: str = ""
     plugins: tuple[str, ...] = ()
     readable: tuple[Path, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     hidden: tuple[str, ...] = ()
-    read_only: bool = False  # its workspace is not to be written
-    browser: bool = True  # whether the rules of its sandbox let it have one
+    read_only: bool = False  # the workspace is read-only
+    browser: bool = True  # whether its sandbox allows a browser
 
 
 NO_EQUIPMENT = Equipment()
@@ -131,4 +136,6 @@ Brief = Callable[[Assignment, Equipment, ModelFacts, Sequence[ToolSpec]], Awaita
 
 
 class Runner(Protocol):
+    """Takes the turns of a run until it has an answer, or suspends it."""
+
     async def work(self, assignment: Assignment, journal: Journal, ask: Ask, tell: Tell) -> Finished: ...

@@ -1,7 +1,7 @@
-"""Compaction: the older part of a context, told in short. What is cut off and what stays is decided here, and the
-summary is asked for; whoever calls pays for it, bounds its time and writes it down.
+"""Plan a compaction and request its summary: what to summarize, and what to keep.
 
-A failed compaction leaves everything as it was.
+The caller pays for the model calls, limits their time and stores the summary. A failed compaction
+changes nothing.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from retinue.runners.model_context import summary_of
 from retinue.runners.result_pruner import RESULT_CHARS_KEPT_MIN, cut_at_line, result_chars_max
 from retinue.runners.token_estimate import tokens_of_text, weight_of, without_images
 
-MARGIN = 1.2  # estimates are believed so far, and no further
+MARGIN = 1.2  # safety factor for token estimates
 SUMMARY_SHARE_MAX = 0.15
 QUOTE_SHARE_MAX = 0.2
 LISTING_SHARE_MAX = 0.05
 OUTPUT_SHARE_MAX = 0.25
-INPUT_TOKENS_MIN = 500  # only a window far below what the guard admits leaves less
+INPUT_TOKENS_MIN = 500  # only a window far below the accepted minimum leaves less
 PART_SHARE = 0.4
 PART_SHARE_MIN = 0.15
 LARGE_RECORD_SHARE = 0.1
@@ -47,16 +47,16 @@ QUOTE_ANSWERED = "It has been answered."
 
 
 class NotCompacted(RetinueError):
-    """The context could not be told in short. It is as it was."""
+    """The context could not be summarized. It is unchanged."""
 
     code = "context.not-compacted"
 
 
 class Cut(Struct, frozen=True, kw_only=True):
-    """Where a context is cut in two. `kept_from` is the number from which its records stay.
+    """Where a context is divided. Records numbered `kept_from` and above are kept.
 
-    `quoted` is the newest turn, where the cut comes after it in the middle of a long run: it stays in the summary,
-    word for word.
+    `quoted` is the newest user turn, if the cut falls after it in a long run. The summary then
+    contains it verbatim.
     """
 
     told: tuple[Record, ...]
@@ -76,11 +76,13 @@ def plan_cut(
     fewest: bool = False,
     gain_tokens_min: int = 0,
 ) -> Cut | None:
-    """Keep as much of the end as fits into `keep_tokens`, or the newest turn alone (`fewest`), and tell the rest.
+    """Keep as much of the end as fits into `keep_tokens`, or only the newest turn (`keep_fewest`),
+    and summarize the rest.
 
-    The newest turn always stays: as itself, or quoted where more of its own run follows it than may stay. No call is
-    parted from its result. `records_tokens` is what all of them are known to take, where that is more than they seem
-    to. None where all may stay, where less than `gain_tokens_min` would be told, or nothing but a summary.
+    The newest turn is always kept: as a record, or quoted if too much of its run follows it. A call
+    is never separated from its result. `records_tokens` is the known size of all records, if it
+    exceeds the estimate. Returns None if everything fits, if the cut gains less than
+    `gain_tokens_min`, or if there is only a summary to cut.
     """
     cap = result_chars_max(window_tokens)
     weights = [weight_of(record, result_chars_max=cap).tokens for record in records]
@@ -133,12 +135,12 @@ def _best(
     for place in within_run:
         if after[place] + quote_tokens <= keep_tokens:
             return place
-    # Nothing is small enough: then as little as may be.
+    # No cut is small enough, so keep as little as possible.
     return next(reversed(within_run or up_to_turn), None)
 
 
 def _quote(records: Sequence[Record], newest: int, window_tokens: int) -> str:
-    """The newest turn in its own words, or, where it was cut off before, as the summary has quoted it."""
+    """Return the newest turn verbatim. If it was cut before, return the quote from the summary."""
     if newest < len(records):
         body = records[newest].body
         assert isinstance(body, UserTurn)
@@ -152,8 +154,11 @@ def _quote(records: Sequence[Record], newest: int, window_tokens: int) -> str:
 
 
 def _places(records: Sequence[Record]) -> list[int]:
-    """Where a context may be cut: before anything but a result, and so that one number parts what is told from what
-    stays. Results stand behind their calls, so the numbers are not always in order. A summary is always told."""
+    """Return the indexes at which a context may be cut.
+
+    A cut is never before a result, and one record number must separate both sides. Results follow
+    their calls, so the numbers are not always in order. A summary is always summarized again.
+    """
     highest: list[int] = []
     so_far = 0
     for record in records:
@@ -171,14 +176,14 @@ def _places(records: Sequence[Record]) -> list[int]:
 
 
 def _sums_from(weights: Sequence[int]) -> list[int]:
-    """The sum of all weights from each place on."""
+    """Return the sum of all weights from each index on."""
     sums = [0] * (len(weights) + 1)
     for place in range(len(weights) - 1, -1, -1):
         sums[place] = sums[place + 1] + weights[place]
     return sums
 
 
-# The summary
+# --- summary ---
 
 
 async def summarize(
@@ -189,10 +194,10 @@ async def summarize(
     mode: CompactionMode = CompactionMode.DEFAULT,
     focus: str = "",
 ) -> str:
-    """What a cut tells, in short, as it is to be kept: shorter than what it replaces, in whatever the model said.
+    """Return the summary of the cut part. It is shorter than the text it replaces.
 
-    Every request fits into `window_tokens` of the model that `ask` asks. Raises `NotCompacted` where nothing usable
-    came of it; what `ask` raises is raised on.
+    Every request fits into the `window_tokens` of the model behind `request_reply`. Raises
+    `NotCompacted` if no reply is usable, and whatever `request_reply` raises.
     """
     output_tokens_max = min(OUTPUT_TOKENS_MAX, int(window_tokens * OUTPUT_SHARE_MAX))
     budget = max(int((window_tokens - output_tokens_max) / MARGIN) - _overhead_tokens(focus), INPUT_TOKENS_MIN)
@@ -218,14 +223,14 @@ def _overhead_tokens(focus: str) -> int:
 
 
 def _parts(entries: Sequence[str], window_tokens: int) -> list[list[str]]:
-    """In parts of about the same weight, where they are too much for one request to be told well."""
+    """Split entries into parts of about equal weight, if they are too long to summarize well in one request."""
     weights = [tokens_of_text(text) for text in entries]
     total = sum(weights)
     if not entries:
         return [[]]
     share = PART_SHARE
     average = total / len(entries) / window_tokens
-    if average > LARGE_RECORD_SHARE:  # few and large: smaller parts, so that none is filled by one of them
+    if average > LARGE_RECORD_SHARE:  # few and large entries: smaller parts, so that one entry does not fill a part
         share = max(PART_SHARE_MIN, PART_SHARE - 2 * (average - LARGE_RECORD_SHARE))
     part_tokens = window_tokens * share / MARGIN
     if len(entries) < PARTED_RECORDS_MIN or total <= part_tokens:
@@ -267,12 +272,12 @@ def _composed(cut: Cut, text: str, *, window_tokens: int, safeguard: bool) -> st
 
 
 def _unquoted(text: str) -> str:
-    """Nothing that a model or a tool wrote may pass for the quote, which the next compaction looks for."""
+    """Escape the quote heading in text of a model or tool: the next compaction searches for it."""
     return text.replace(QUOTE_HEAD, "(a heading)")
 
 
 def _bounded(text: str, tokens_max: int, *, hint: str) -> str:
-    """The beginning of a text in about so many tokens, to the end of a line, with a note where something is missing."""
+    """Return the beginning of a text in about `tokens_max` tokens, up to a line end, with a note if it is cut."""
     whole, chars, tokens = text, len(text), tokens_of_text(text)
     while tokens > tokens_max and chars > RESULT_CHARS_KEPT_MIN:
         chars = max(min(chars - 1, chars * tokens_max // tokens), RESULT_CHARS_KEPT_MIN)

@@ -1,7 +1,8 @@
-"""A part of a conversation as a summary is asked for it: as data, in bounds, with the request for a summary last.
+"""The prompt for a summary: a part of a conversation as data, within limits, with the request last.
 
-Last, because a model that reads a conversation to its end goes on with it unless the end is something else. As data,
-because what stands in a conversation may come from anyone, and a summary is read with the house's own authority.
+The request is last because a model that reads a conversation to its end continues it. The
+conversation is data because anyone may have written it, and a summary is read with the server's
+authority.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ RESULT_SHOWN_CHARS_MAX = 2_000
 ARGUMENTS_SHOWN_CHARS_MAX = 1_000
 FOCUS_CHARS_MAX = 2_000
 OVERSIZED_SHARE = 0.5
-ENTRY_TOKENS_MIN = 50  # entries are cut to no less; where even that does not fit, some of the middle are left out
+ENTRY_TOKENS_MIN = 50  # minimum tokens of a shortened entry; if even that does not fit, middle entries are dropped
 FIRST_ENTRIES_SHARE = 0.25
 
 FAILURES_MAX = 8
@@ -58,14 +59,14 @@ MERGE_KEEPS = "Keep every decision, open item, open question, promise, constrain
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """What is asked of a model for a summary: instructions, one turn to read, no tools."""
+    """A model request for a summary: instructions and one turn, without tools."""
 
     instructions: str
     text: str
     output_tokens_max: int
 
 
-# What is asked
+# --- requests ---
 
 
 def conversation_request(
@@ -104,15 +105,15 @@ def _request(head: str, tag: str, data: str, ask: str, focus: str, output_tokens
 
 
 def _contained(data: str, tag: str) -> str:
-    """Data that cannot end its own tag."""
+    """Escape the data so that it cannot close its tag."""
     return re.sub(rf"<(?=\s*/?\s*{tag})", "&lt;", data, flags=re.IGNORECASE)
 
 
-# What is told
+# --- entries ---
 
 
 def entry(record: Record, *, oversized_tokens: int | None = None) -> str:
-    """A record as an entry of what is told; empty for one without words. Thinking is not told."""
+    """Format a record as an entry of the conversation. Empty for one without text. Thinking is left out."""
     who = _who(record)
     if oversized_tokens is not None and (tokens := weight_of(record).tokens) > oversized_tokens:
         return f"[{who}]\n[too large to be told here: about {tokens} tokens]"
@@ -148,8 +149,10 @@ def _words(record: Record) -> str:
 
 
 def fitted(entries: Sequence[str], tokens_max: int) -> list[str]:
-    """Entries that take no more than so many tokens together: the longest are cut, as evenly as may be, and where
-    there are too many of them, some of the middle are left out."""
+    """Shorten entries to `tokens_max` tokens in total: the longest first, as evenly as possible.
+
+    If there are too many entries, some in the middle are dropped.
+    """
     weights = [tokens_of_text(text) for text in entries]
     if sum(weights) <= tokens_max:
         return list(entries)
@@ -165,7 +168,7 @@ def fitted(entries: Sequence[str], tokens_max: int) -> list[str]:
 
 
 def _level(weights: Sequence[int], tokens_max: int) -> int:
-    """How much each may take at most, so that all together fit: those that are shorter leave the rest to others."""
+    """Return the maximum tokens per entry so that all fit. Shorter entries leave their share to the others."""
     left = tokens_max
     for done, weight in enumerate(sorted(weights)):
         even = left // (len(weights) - done)
@@ -176,10 +179,10 @@ def _level(weights: Sequence[int], tokens_max: int) -> int:
 
 
 def cut_to_tokens(text: str, tokens_max: int) -> str:
-    """The beginning and the end of a text, in no more than so many tokens."""
+    """Return the beginning and the end of a text within `tokens_max` tokens."""
     whole, tokens, chars = text, tokens_of_text(text), len(text)
     while tokens > tokens_max and chars > 0:
-        # By proportion; where the signs of a text are unevenly heavy, once more.
+        # Proportionally, and repeated if the characters differ in weight.
         chars = max(min(chars - 1, chars * tokens_max // tokens), 0)
         text = _cut(whole, chars)
         tokens = tokens_of_text(text)
@@ -187,7 +190,7 @@ def cut_to_tokens(text: str, tokens_max: int) -> str:
 
 
 def _cut(text: str, chars_max: int) -> str:
-    """The beginning and the end of a text, and a sign that something is missing, in so many characters."""
+    """Return the beginning and the end of a text within `chars_max` characters, with a mark between them."""
     if len(text) <= chars_max:
         return text
     sign = f"\n[... {len(text) - chars_max} characters left out ...]\n"
@@ -198,7 +201,7 @@ def _cut(text: str, chars_max: int) -> str:
     return text[: room - tail] + sign + text[len(text) - tail :]
 
 
-# What is listed beside the summary: facts that no model has to remember
+# --- facts listed beside the summary, so that no model has to remember them ---
 
 
 FILES_READ = "## Files read"
@@ -206,8 +209,10 @@ FILES_CHANGED = "## Files changed"
 
 
 def listing(records: Sequence[Record]) -> str:
-    """The failures among what is told, and the files that were read and changed, those that the summary before it has
-    listed among them. Empty where there are none."""
+    """List tool failures, files read and files changed, including those listed in the previous summary.
+
+    Empty if there are none.
+    """
     calls = {call.id: call for r in records if isinstance(r.body, Reply) for call in r.body.calls}
     results = [r.body for r in records if isinstance(r.body, ToolResult)]
     failures = [_failure(result) for result in results if result.failed]
@@ -235,7 +240,7 @@ def _path(call: Call) -> str:
 
 
 def _once(paths: Iterable[str]) -> list[str]:
-    """Each path once, in the order of its last use."""
+    """Return each path once, ordered by its last use."""
     found: dict[str, None] = {}
     for path in filter(None, paths):
         found.pop(path, None)

@@ -1,4 +1,4 @@
-"""A context that must become shorter: a model is asked for a summary, in time, and the run goes on behind it."""
+"""Shortens a context that is too long: requests a summary within a time limit and stores it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ log = logging.getLogger(__name__)
 
 
 class Deadline:
-    """One bound over several waits, by the house's clock. What is not `watched` is not broken off: a commit that is
-    half awaited may have happened or not."""
+    """One time limit over several waits, by the server's clock.
+
+    Only `limited` code is interrupted. A commit is not: interrupted, it may or may not have
+    happened.
+    """
 
     def __init__(self, clock: Clock, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -58,7 +61,7 @@ class Deadline:
             async with limit:
                 yield
         except TimeoutError as error:
-            if not limit.expired():  # somebody else's
+            if not limit.expired():  # another timeout
                 raise
             raise self._too_long() from error
         finally:
@@ -75,17 +78,17 @@ class Deadline:
 
 
 class _Scribe(Struct, frozen=True):
-    """One summary in the making, which may take more than one request: for whom, out of whom, and by when."""
+    """One summary in progress, which may take several model calls."""
 
     case: Case
     turn: int
     plan: Plan
     deadline: Deadline
-    notice: str  # told to the person with the first request
+    notice: str  # sent to the person with the first call
 
 
 class ContextKeeper:
-    """Does what `keeping` decides."""
+    """Carries out the decisions of `context_policy`."""
 
     def __init__(self, minds: Minds, clock: Clock, zone: ZoneInfo, sizes: Sizes) -> None:
         self._minds = minds
@@ -94,7 +97,10 @@ class ContextKeeper:
         self._sizes = sizes
 
     async def make_room(self, case: Case, turn: int, facts: ModelFacts) -> Measure | Finished:
-        """How large the context is, once it is as small as it has to be; or how the run ends, because it cannot be."""
+        """Shorten the context until the model call fits.
+
+        Returns its size, or the end of the run if it cannot be shortened.
+        """
         settings = self._minds.settings.context
         while True:
             tools = case.tools(facts)
@@ -117,6 +123,7 @@ class ContextKeeper:
                     return state.measure
 
     async def after_overflow(self, case: Case, turn: int, failure: ModelFailed, facts: ModelFacts) -> Finished | None:
+        """Shorten the context after a provider rejected it. Returns the end of the run if nothing helps."""
         settings = self._minds.settings.context
         while True:
             measure = self._sizes.measure(case, facts, case.tools(facts))
@@ -137,7 +144,7 @@ class ContextKeeper:
     async def compact(
         self, case: Case, turn: int, wanted: context_policy.Compact, facts: ModelFacts, *, focus: str = ""
     ) -> bool:
-        """Whether the context is shorter now. One that could not be told in short is left as it was."""
+        """Compact the context. Returns whether it is shorter; a failure leaves it unchanged."""
         cut = compaction_plan.plan_cut(
             case.journal.records,
             window_tokens=facts.window_tokens,
@@ -149,11 +156,12 @@ class ContextKeeper:
         if cut is None:
             return False
         try:
-            # Whoever has asked for it knows already.
+            # The person who requested it needs no notice.
             notice = "" if wanted.why is context_policy.Why.ASKED else context_policy.COMPACTING
             text = await self._summary(case, turn, cut, focus=focus, notice=notice)
         except (BudgetSpent, PriceUnknown, ModelFailed, NotCompacted) as error:
-            # While it is only nearly full, there is room for a reply, which may be cheaper. If not, it says so itself.
+            # A nearly full context still fits a reply, which may be cheaper. If not, the reply call reports the
+            # error.
             if isinstance(error, BudgetSpent | PriceUnknown) and wanted.why is not context_policy.Why.FULL:
                 raise
             log.warning("not compacted", extra={"run": case.journal.run.id, "code": error.code})
@@ -166,7 +174,7 @@ class ContextKeeper:
         return True
 
     async def _summary(self, case: Case, turn: int, cut: Cut, *, focus: str, notice: str) -> str:
-        """Asked of a model for small work where there is one. Bounded in time as a whole."""
+        """Request the summary from the utility model if there is one, within one time limit."""
         settings = self._minds.settings.context.compaction
         plan = await plan_for(self._minds, case, Role.UTILITY)
         deadline = Deadline(self._clock, settings.timeout_s)
@@ -195,7 +203,7 @@ class ContextKeeper:
             try:
                 return await self._sum_up(scribe, candidate, model, request)
             except ModelFailed as failure:
-                if deadline.over:  # nobody's fault but ours, and no time to ask another
+                if deadline.over:  # our own timeout, and no time to try another model
                     case.journal.failed(turn, failure, next_move=Move.GIVE_UP)
                     raise
                 verdict = plan.after(failure, now=self._clock.now(), asked_at=asked_at, may_repeat=True)
@@ -205,7 +213,7 @@ class ContextKeeper:
                     case GiveUp(error=error):
                         raise error from failure
                     case Compact():
-                        raise  # a summary that is too long is no way to a shorter context
+                        raise  # a summary request that does not fit cannot help
                     case _:
                         pass
 

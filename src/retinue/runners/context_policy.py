@@ -1,8 +1,8 @@
-"""Keeping a context in bounds: what the loop does before it asks a model, and after one said that it was too much.
+"""Decide how to keep a context within its limits, before a model call and after an overflow.
 
-All of it is decided here and none of it done. The order is always the same: a context past the emergency limit is
-begun afresh; one that nears its bound is first written down from (a memory flush) and then compacted; one that a
-provider has refused is compacted up to three times, then its results are cut short, and only then is it given up.
+Nothing is done here. The order is fixed: above the emergency limit the context is reset. Near its
+limit it gets a memory flush, then a compaction. After a provider rejected it, it is compacted up to
+three times, then its results are truncated, and then it is reset.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from retinue.runners.result_pruner import result_chars_max
 from retinue.runners.token_estimate import Measure, Meter, is_known, weight_of, weight_of_text, weight_of_tools
 
 OVERFLOW_COMPACTIONS_MAX = 3
-RESERVE_SHARE_MAX = 0.5  # of what instructions and tools leave free
-HISTORY_TOKENS_MIN = 4_000  # with large instructions, compaction waits for at least so much beside them
-KEPT_OF_START_MAX = 0.75  # what stays leaves room before the next compaction
-GAIN_SHARE_MIN = 0.05  # of the window: for less, no summary is asked for
-RETRY_GROWTH_SHARE = 0.05  # of the window: so much must come in before a compaction that came to nothing is tried again
-FLUSH_ROOM_TOKENS = 4_000  # what the flush itself may take
+RESERVE_SHARE_MAX = 0.5  # share of the tokens that instructions and tools leave free
+HISTORY_TOKENS_MIN = 4_000  # minimum history beside large instructions before compaction starts
+KEPT_OF_START_MAX = 0.75  # the kept part leaves space before the next compaction
+GAIN_SHARE_MIN = 0.05  # minimum gain as a share of the window
+RETRY_GROWTH_SHARE = 0.05  # growth as a share of the window before a failed compaction is retried
+FLUSH_ROOM_TOKENS = 4_000  # tokens that the flush itself may use
 WRITE_TOOL = "write"
 
-# What people are told
+# --- texts for people ---
 
 COMPACTING = "This conversation has grown long, so I am summing up its older part. One moment."
 OVERFLOWED = (
@@ -50,12 +50,12 @@ def emergency_notice(tokens: int, limit: int) -> str:
 
 
 def compacted_notice(before_tokens: int, after_tokens: int, compactions: int) -> str:
-    """An answer to /compact that did something."""
+    """Return the answer to a successful /compact."""
     return f"Compacted: about {before_tokens:,} tokens became {after_tokens:,} (compactions so far: {compactions})."
 
 
 def compacted_before_notice(after_tokens: int, compactions: int) -> str:
-    """The same where the house stopped in between, so that nobody knows any more how much it was."""
+    """Return the answer to a /compact that succeeded before a restart, so its old size is unknown."""
     return f"Compacted: about {after_tokens:,} tokens are left (compactions so far: {compactions})."
 
 
@@ -63,7 +63,7 @@ NOT_COMPACTED = "Not compacted: there is too little to tell in short, or no mode
 
 
 def flush_text(today: date) -> str:
-    """What the agent reads before a compaction, beside whatever it is doing: no turn of its own is needed for it."""
+    """Return the note that asks the agent to save memories before a compaction. It needs no extra turn."""
     return (
         f"{FLUSH_HEAD} Soon the older part of what you have in mind will be replaced by a summary. First, before "
         f"anything else, use `{WRITE_TOOL}` to keep what must not be lost and is not written down yet: decisions, "
@@ -73,7 +73,7 @@ def flush_text(today: date) -> str:
     )
 
 
-# What to do
+# --- before a model call ---
 
 
 class Why(StrEnum):
@@ -85,21 +85,21 @@ class Why(StrEnum):
 
 
 class Proceed(Struct, frozen=True):
-    """Ask the model."""
+    """Call the model."""
 
 
 class Reset(Struct, frozen=True):
-    """Begin a fresh context, and tell the person so. No model is asked."""
+    """Reset the context and notify the person. No model is called."""
 
     notice: str
 
 
 class Flush(Struct, frozen=True):
-    """Let the agent read `flush_text` as a note, then go on: once in each compaction cycle."""
+    """Add `flush_text` as a note, then continue. Once per compaction."""
 
 
 class Compact(Struct, frozen=True, kw_only=True):
-    """Tell the older part in short. All but `why` is for `compaction.plan_cut`."""
+    """Summarize the older part. All fields but the reason are for `plan_cut`."""
 
     why: Why
     keep_tokens: int
@@ -109,24 +109,24 @@ class Compact(Struct, frozen=True, kw_only=True):
 
 
 class TruncateResults(Struct, frozen=True):
-    """Send every result cut short (`Shortened.view(truncate=True)`) for the rest of this run."""
+    """Truncate every result in model calls for the rest of this run."""
 
 
 Action = Proceed | Reset | Flush | Compact | TruncateResults
 
 
 class ContextState(Struct, frozen=True, kw_only=True):
-    """How a context stands before a call. `failed_at`: its tokens when a compaction last came to nothing."""
+    """A context before a model call. `compaction_failed_at_tokens`: its size when a compaction last failed."""
 
     measure: Measure
-    can_write: bool = False  # the agent is offered a tool named `write`
+    can_write: bool = False  # the agent has a tool named `write`
     failed_at: int | None = None
 
 
 def assess(state: ContextState, settings: Context, window_tokens: int) -> Action:
-    """What comes before the next model call. `Proceed` where nothing does.
+    """Return what to do before the next model call.
 
-    After a flush, a compaction or a failed one, measure and assess again: each is asked for once at the same size.
+    After a flush or a compaction, measure and decide again: each action is chosen once per size.
     """
     measure = state.measure
     limit = settings.emergency_context_limit
@@ -149,10 +149,11 @@ def assess(state: ContextState, settings: Context, window_tokens: int) -> Action
 
 
 def start_tokens(base_tokens: int, settings: Context, window_tokens: int) -> int:
-    """At how many tokens compaction starts: the share of the window or the floor of the reserve, whichever is earlier.
+    """Return the number of tokens at which compaction starts.
 
-    In a small window the floor may be most of it. So the reserve takes at most half of what instructions and tools
-    leave free, and compaction never starts before something stands beside them.
+    It is the share of the window or the floor of the reserve, whichever is earlier. In a small
+    window the floor may be most of it. So the reserve takes at most half of what instructions and
+    tools leave free, and compaction never starts before there is some history.
     """
     compaction = settings.compaction
     free = max(window_tokens - base_tokens, 0)
@@ -162,8 +163,11 @@ def start_tokens(base_tokens: int, settings: Context, window_tokens: int) -> int
 
 
 def tokens_left(measure: Measure, settings: Context, window_tokens: int) -> int:
-    """How much may still come in before compaction starts. The emergency limit is neared in the same way as the
-    window: a conversation is told in short before it is given up."""
+    """Return how many tokens may still be added before compaction starts.
+
+    The emergency limit has the same margin as the window: a session is compacted before it is
+    reset.
+    """
     window_left = start_tokens(measure.base_tokens, settings, window_tokens) - measure.tokens
     limit_left = int(settings.emergency_context_limit * settings.compaction.start_share) - measure.by_records
     return min(window_left, limit_left)
@@ -191,45 +195,45 @@ def _may_flush(state: ContextState, settings: Context, window_tokens: int) -> bo
 
 
 def asked(measure: Measure, settings: Context, window_tokens: int) -> Compact:
-    """What /compact does: everything but the newest turn, however little that is."""
+    """Return the action of /compact: summarize everything but the newest turn, however little it is."""
     keep_tokens = _keep_tokens(measure, settings, window_tokens)
     return Compact(why=Why.ASKED, keep_tokens=keep_tokens, records_tokens=_records_tokens(measure), fewest=True)
 
 
-# After a provider refused a context
+# --- after an overflow ---
 
 
 class Tries(Struct, frozen=True, kw_only=True):
-    """What was tried: compactions since a model last replied in this run, short results since it began."""
+    """What was tried: compactions since the last reply of this run, truncation since its start."""
 
     compactions: int = 0
     truncated: bool = False
 
     def compacted(self, *, helped: bool) -> Tries:
-        """A compaction that came to nothing would come to nothing again."""
+        """Count a compaction. A failed one would fail again, so it uses up all attempts."""
         return replace(self, compactions=self.compactions + 1 if helped else OVERFLOW_COMPACTIONS_MAX)
 
     def truncating(self) -> Tries:
         return replace(self, truncated=True)
 
     def replied(self) -> Tries:
-        """A model had room to reply, so compactions may help again. Results stay short: they would not fit whole."""
+        """A model replied, so compaction may help again. Results stay truncated: they would not fit."""
         return replace(self, compactions=0) if self.compactions else self
 
 
 def is_overflow(failure: Failure) -> bool:
-    """Whether a failure says that too much was sent. One that says "too often" does not, whatever its words are."""
+    """Whether a failure means that the input was too long. A rate limit does not, whatever its text says."""
     return failure in (Failure.CONTEXT_OVERFLOW, Failure.TOO_LARGE)
 
 
 def after_overflow(
     failure: Failure, tries: Tries, measure: Measure, settings: Context, window_tokens: int
 ) -> Compact | TruncateResults | Reset | None:
-    """What to try after a model failed; None where that has nothing to do with the size of the context."""
+    """Return what to try after a model failure. None if it was not an overflow."""
     if not is_overflow(failure):
         return None
     if tries.compactions < OVERFLOW_COMPACTIONS_MAX:
-        # The provider counts otherwise than we do, so less is kept with each try.
+        # The provider counts differently, so each attempt keeps less.
         really = min(window_tokens, max(measure.tokens, 1))
         keep = _keep_tokens(measure, settings, really) >> (tries.compactions + 1)
         last = tries.compactions + 1 == OVERFLOW_COMPACTIONS_MAX
@@ -239,7 +243,7 @@ def after_overflow(
     return Reset(OVERFLOWED)
 
 
-# What /context says
+# --- report of /context ---
 
 
 def report(
@@ -253,7 +257,7 @@ def report(
     capped: int = 0,
     pruned: int = 0,
 ) -> dict[str, str | int]:
-    """A context in figures, line by line. `records` as they are sent to `model`."""
+    """Return the figures of a context. `records` as they are sent to `model`."""
     cap = result_chars_max(window_tokens)
     parts = {
         "instructions": weight_of_text(instructions).tokens,

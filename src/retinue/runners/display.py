@@ -1,4 +1,4 @@
-"""How a run shows its work, as far as that is the runner's: what is told of thoughts, and the line below an answer."""
+"""Display options of a run that the runner applies: streamed thinking and the usage line below an answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from retinue.domain.record import Record, Reply
 
 
 class WithoutThoughts:
-    """Whoever looks on hears the words of a model, and not what it thought."""
+    """A run observer that drops thinking and passes everything else on."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -26,12 +26,12 @@ class WithoutThoughts:
 
 
 def heard(tell: Tell, manner: Manner) -> Tell:
-    """`on` sends thoughts as a whole, before the answer: then they are not shown as they come, too."""
+    """Hide streamed thinking if it is off, or if it is sent as a whole before the answer (`on`)."""
     return WithoutThoughts(tell) if manner.reasoning in (Reasoning.OFF, Reasoning.ON) else tell
 
 
 def usage_line(manner: Manner, own: Sequence[Record]) -> tuple[str, ...]:
-    """What a run took, as far as its models told, for below its answer."""
+    """Return the usage of a run for below its answer, as far as the models reported it."""
     line = manner.usage
     replies = [record.body for record in own if isinstance(record.body, Reply)]
     if line is None or line is UsageLine.OFF or not replies:

@@ -1,7 +1,7 @@
-"""The runner of agents that run elsewhere: their mail is handed out of the house, and a run waits for what comes back.
+"""The runner of external agents: sends their messages out, and suspends the run until an answer comes.
 
-It waits as one that asked another agent does: parked, in the store, holding nothing. No model of ours is asked, and no
-tool is theirs to use.
+The run waits like one that delegated to another agent: in the store, holding nothing. It uses no
+model and no tools of this server.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from retinue.runners.turn_input import shown
 from retinue.store.core.connection import Store
 from retinue.store.envelopes import envelopes
 
-CALL = EXTERNAL  # a run hands its mail out once, so its one call needs no other name
+CALL = EXTERNAL  # one request per run, so its call needs no other id
 NOTHING_TO_SAY = "NO_REPLY"
 HERE_ONLY = "This agent runs elsewhere, and keeps its own context: there is nothing here to compact."
 
 
 class External:
+    """Runs external agents."""
+
     def __init__(self, store: Store, hand_over: HandOver) -> None:
         self._store = store
         self._hand_over = hand_over
@@ -49,7 +51,7 @@ class External:
         return Finished(text=text, trust=Trust.UNTRUSTED)
 
     async def _answer(self, assignment: Assignment, run: RunId, asked: Sequence[Envelope]) -> str:
-        """What they say to it. Parks the run until they do."""
+        """Return the external agent's answer. Suspends the run until it comes."""
         agent = assignment.agent
         handed = await self._hand_over(
             Handing(
@@ -75,12 +77,12 @@ def _letters(conn: sa.Connection, ids: Sequence[str]) -> list[Envelope]:
 
 
 def _said(letters: Sequence[Envelope]) -> str:
-    """What is handed out: the words of whoever wrote, without what our own models are told about them."""
+    """Return the request text: the message texts, without the context that our own models get."""
     return clipped_bytes("\n\n".join(words_of(letter.text) for letter in letters), TEXT_BYTES_MAX)
 
 
 def _told(letters: Sequence[Envelope]) -> str:
-    """What they say without having been asked. Notices of the house are not for them."""
+    """Return text that the external agent sent unasked. Notices of the server are not passed to it."""
     from_there = [letter.text for letter in letters if letter.sender.is_external]
     return clipped_bytes("\n\n".join(from_there), TEXT_BYTES_MAX) or NOTHING_TO_SAY
 

@@ -1,7 +1,7 @@
-"""Our own tool loop: ask the model, do what it asks for, and ask again until it asks for nothing more.
+"""The tool loop: call the model, perform its calls, and repeat until it makes none.
 
-What to do next is read off the run's records alone, so a run taken up after a crash or a wait stands exactly where
-its records end; there is no other state to restore.
+The next step is derived from the run's records alone. So a run resumed after a crash or a
+suspension continues exactly where its records end; there is no other state to restore.
 """
 
 from __future__ import annotations
@@ -35,21 +35,29 @@ REPEATS_MAX = 5
 
 
 class AskModel(Struct, frozen=True):
+    """Next step: call the model."""
+
     turn: int
 
 
 class PerformCalls(Struct, frozen=True):
+    """Next step: perform the open calls of the last reply."""
+
     turn: int
     calls: tuple[Call, ...]
     indexes: tuple[int, ...]
 
 
 class PerformStored(Struct, frozen=True):
+    """Next step: perform stored calls that a person has approved after their turn."""
+
     calls: tuple[Call, ...]
     indexes: tuple[int, ...]
 
 
 class Answer(Struct, frozen=True):
+    """Next step: end the run with this reply."""
+
     reply: Reply
 
 
@@ -57,7 +65,7 @@ Move = AskModel | PerformCalls | PerformStored | Answer
 
 
 def next_move(own: Sequence[Record], stored: Sequence[Call]) -> Move:
-    """What a run whose records are `own` does next. Pure, and all there is to resuming."""
+    """Return what a run with these records does next. Pure; resuming a run needs nothing else."""
     if stored:
         noted = {record.body.call for record in own if isinstance(record.body, Note)}
         waiting = [(i, call) for i, call in enumerate(stored, start=1) if call.id not in noted]
@@ -73,7 +81,7 @@ def next_move(own: Sequence[Record], stored: Sequence[Call]) -> Move:
             case ToolResult() as result:
                 closed.add(result.call)
             case UserTurn() if reply is not None:
-                # Someone spoke up in the middle: their words come after the results and need a reply of their own.
+                # A message joined in the middle: it follows the results and needs a new reply.
                 reply = reply if any(call.id not in closed for call in reply.calls) else None
             case _:
                 pass
@@ -86,7 +94,7 @@ def next_move(own: Sequence[Record], stored: Sequence[Call]) -> Move:
 
 
 def spent(agent: Agent, own: Sequence[Record]) -> str:
-    """Which bound this run has reached, in words; empty where it may go on. Its seconds are the engine's to watch."""
+    """Return the limit that this run has reached, as a sentence, or an empty string. The engine enforces its time."""
     replies = [record.body for record in own if isinstance(record.body, Reply)]
     if len(replies) >= agent.turns_max:
         return f"I stopped after {len(replies)} turns, which is this agent's limit (turns_max)"
@@ -102,8 +110,11 @@ def spent(agent: Agent, own: Sequence[Record]) -> str:
 
 
 def _repeats(own: Sequence[Record]) -> bool:
-    """Whether the last turns asked for the same and got the same. One that is waiting for something to change does
-    not look the same: what it reads changes in the end, or it says something in between."""
+    """Whether the last turns made the same calls and got the same results.
+
+    A run that polls for a change does not match: a result changes in the end, or it writes text in
+    between.
+    """
     results = {record.body.call: record.body for record in own if isinstance(record.body, ToolResult)}
     seen: set[tuple[object, ...]] = set()
     turns = [record.body for record in own if isinstance(record.body, Reply | UserTurn)][-REPEATS_MAX:]
@@ -117,7 +128,7 @@ def _repeats(own: Sequence[Record]) -> bool:
 
 
 class Waits:
-    """Calls of one reply that wait for what they have set going, and how long at most the first of them does."""
+    """Calls of one reply that wait for delegated work, and the earliest time at which a wait ends."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -129,7 +140,7 @@ class Waits:
 
 
 class Offers:
-    """What the models of one run are offered. Where they are does not change during it; the rules may."""
+    """Tools offered to the models of one run. The run's circumstances are fixed; the rules may change."""
 
     def __init__(self, toolbox: Toolbox, agent: Agent, where: Circumstances) -> None:
         self._toolbox = toolbox
@@ -145,6 +156,8 @@ class Offers:
 
 
 class Loop:
+    """The runner that calls models and performs tool calls."""
+
     def __init__(self, asker: Asker, toolbox: Toolbox, equip: Equip | None = None) -> None:
         self._asker = asker
         self._toolbox = toolbox
@@ -162,7 +175,7 @@ class Loop:
         except BudgetSpent as spent_up:
             if not any(isinstance(record.body, Reply) for record in journal.own):
                 raise
-            # What was done so far is not thrown away with what could not be done.
+            # Keep what was done so far although the rest cannot be paid for.
             return _cut_off(journal, f"I had to stop: {_in_words(spent_up)}", remarks=case.remarks)
 
     async def _take_turns(self, case: Case, ask: Ask) -> Finished:
@@ -196,7 +209,7 @@ class Loop:
         journal, waits = case.journal, Waits()
         calls = await self._perform_begun(case, ask, turn, calls, waits)
         if refused := [refusal(call, why) for call in calls.values() if (why := unreadable(call))]:
-            await journal.keep(refused)  # before anyone is asked about what nobody could read
+            await journal.keep(refused)  # before a person is asked about arguments that could not be parsed
             calls = {index: call for index, call in calls.items() if not unreadable(call)}
         occasion = _occasion(case)
         plan = await self._toolbox.decide(list(calls.values()), ask, occasion)
@@ -217,7 +230,7 @@ class Loop:
             )
 
     async def _perform_stored(self, case: Case, ask: Ask, calls: dict[int, Call]) -> None:
-        """Calls whose turn has gone by: allowed by a person since, and put to policy once more."""
+        """Perform calls that a person has approved after their turn. Policy decides once more."""
         journal, waits = case.journal, Waits()
         calls = await self._perform_begun(case, ask, -1, calls, waits, stored=True)
         occasion = _occasion(case)
@@ -234,7 +247,10 @@ class Loop:
     async def _perform_begun(
         self, case: Case, ask: Ask, turn: int, calls: dict[int, Call], waits: Waits, *, stored: bool = False
     ) -> dict[int, Call]:
-        """Calls that were cut off come first: whatever policy says by now, they may have happened. Returns the rest."""
+        """Handle interrupted calls first: whatever policy says now, they may have had their effect.
+
+        Returns the other calls.
+        """
         journal = case.journal
         begun = {index: call for index, call in calls.items() if journal.begun(turn, index)}
         if not begun:
@@ -258,7 +274,10 @@ class Loop:
         *,
         stored: bool = False,
     ) -> None:
-        """One that is not in the plan can only have been cut off: it is not made again. One that waits stays open."""
+        """Perform one call. A call that suspends the run stays open.
+
+        A call outside the plan was interrupted, and is not performed again.
+        """
         spec = self._toolbox.spec(call.tool)
         planned = spec if call.id in plan.scenes else None
         try:
@@ -276,7 +295,7 @@ class Loop:
             waits.add(call, pending.until)
 
     async def _act(self, case: Case, call: Call, plan: Plan, ask: Ask, occasion: Occasion) -> ToolResult:
-        """Right before it happens: what was taken back or forbidden since it was decided counts, too."""
+        """Perform a call after a last check: a permission may have been revoked since the decision."""
         if not await self._toolbox.holds(plan, occasion):
             plan = await self._toolbox.decide([call], ask, occasion)
         scene = plan.scenes.get(call.id)
@@ -304,7 +323,7 @@ def _circumstances(assignment: Assignment, journal: Journal, equipment: Equipmen
 
 
 def _occasion(case: Case) -> Occasion:
-    """Calls are judged by the rules for whoever asked for them: the model that replied last."""
+    """Return the tool context. Calls are judged by the rules for the model that made them, the last one to reply."""
     assignment, journal, equipment = case.assignment, case.journal, case.equipment
     replies = (record.body for record in reversed(journal.own))
     asked_by = next((body for body in replies if isinstance(body, Reply)), None)
@@ -326,7 +345,10 @@ def _occasion(case: Case) -> Occasion:
 
 
 def _trust_of_answer(journal: Journal) -> Trust:
-    """What another agent is told is no better than what the teller knew. People judge for themselves."""
+    """Return the trust of the answer.
+
+    For an agent it is at most that of the context. People judge for themselves.
+    """
     if journal.run.sender.kind is not AddressKind.AGENT:
         return Trust.AGENT
     return Trust.UNTRUSTED if journal.believed is Trust.UNTRUSTED else Trust.AGENT
@@ -338,7 +360,7 @@ def _context_length(reply: Reply) -> int | None:
 
 
 def _whole(own: Sequence[Record], reply: Reply) -> str:
-    """What was said, with what came before a pause: to whoever reads it, that is one reply. Silence is silence."""
+    """Return the reply's text, preceded by text from before a pause: both are one reply. A silent reply stays alone."""
     parts = [reply.text]
     for body in (record.body for record in reversed(own) if record.body is not reply):
         if is_silent(reply) or not (isinstance(body, Reply) and body.stop is Stop.PAUSED):
@@ -348,14 +370,14 @@ def _whole(own: Sequence[Record], reply: Reply) -> str:
 
 
 def _as_called(journal: Journal) -> Finished:
-    """A run that was to make one call, and no more: what came of it is the answer."""
+    """Return the answer of a run that makes only one call: its result."""
     results = [record.body for record in journal.own if isinstance(record.body, ToolResult)]
     text = "\n\n".join(result.output for result in results)
     return Finished(text=text, trust=_trust_of_answer(journal))
 
 
 def _cut_off(journal: Journal, bound: str, *, remarks: Sequence[str] = ()) -> Finished:
-    """A bound that cuts off real calls is told to the person, after whatever was said last."""
+    """Return an answer that ends with the limit that stopped the run, after the last text."""
     said = next((record.body.text for record in reversed(journal.own) if isinstance(record.body, Reply)), "")
     text = f"{said}\n\n[{bound}.]".strip()
     return Finished(text=text, remarks=tuple(remarks), trust=_trust_of_answer(journal))

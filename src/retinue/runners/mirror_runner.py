@@ -1,4 +1,4 @@
-"""A runner for a house with a mirror: a session's files are there before anything in it is handled."""
+"""A runner that first waits until the session files of the mirror are up to date."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from retinue.runners.base import Assignment, Finished, Runner
 
 
 class CatchesUp(Protocol):
+    """A session mirror that can be awaited."""
+
     async def catch_up(self) -> None: ...
 
 
 class Mirrored:
-    """Waits for the mirror, then works as the runner it was given."""
+    """Waits for the mirror, then takes turns with another runner."""
 
     def __init__(self, runner: Runner, mirror: CatchesUp) -> None:
         self._runner = runner

@@ -1,5 +1,8 @@
-"""One reply, out of whoever can give it: the context is kept in bounds, the call is paid for, and where one model
-fails the next is asked. Each attempt is a step of the run, with what came of it."""
+"""Get one reply from the first model that can give it.
+
+The context is kept within its limits, the cost is reserved, and if a model fails the next one is
+called. Each attempt is a step of the run.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,16 @@ from retinue.runners.window_guard import WindowGuard, WindowTooSmall
 
 log = logging.getLogger(__name__)
 
-WINDOW_MARGIN = 1.1  # estimates may be so far off before a reply no longer fits behind its input
+WINDOW_MARGIN = 1.1  # factor by which estimates may be off before a reply no longer fits
 
 
 class Asker:
+    """Calls models for a run, with fallback, budgets and compaction."""
+
     def __init__(
         self, minds: Minds, clock: Clock, zone: ZoneInfo, *, media: Media | None = None, brief: Brief | None = None
     ) -> None:
-        """Without `brief`, an agent is told what its definition says, and no more."""
+        """Without `build_system_prompt`, the system prompt is the agent's own instructions."""
         self._minds = minds
         self._clock = clock
         self._zone = zone
@@ -52,12 +57,12 @@ class Asker:
         self._shortened = Shortened()
         self._keeper = ContextKeeper(minds, clock, zone, self._sizes)
 
-    # --- a reply ---
+    # --- replies ---
 
     async def ask(self, case: Case, turn: int) -> Finished | None:
-        """Have a model reply. None once it is in the journal; else how the run ends, because nothing else is left."""
+        """Get a reply. Returns None once it is in the journal, or the end of the run if nothing else is left."""
         plan = await plan_for(self._minds, case, Role.REASONING)
-        failed: ModelFailed | None = None  # why the first of the chain did not reply, if it was asked
+        failed: ModelFailed | None = None  # why the first model of the chain failed, if it was called
         while True:
             await settle_before_wait(plan, case)
             candidate = await next_of(plan, self._clock)
@@ -95,7 +100,7 @@ class Asker:
             raise NotAsked(error) from error
 
     def _effort(self, case: Case, facts: ModelFacts, *, first: bool) -> str | None:
-        """As much as was asked for. A fallback that cannot take it is asked without, and the person reads so."""
+        """Return the requested effort. A fallback without support is called without it, with a remark."""
         assignment, defaults = case.assignment, self._minds.settings.defaults
         effort = assignment.request.effort or assignment.session.mind.effort or defaults.effort_of(assignment.agent)
         try:
@@ -121,7 +126,7 @@ class Asker:
             prompt = Prompt(
                 session=case.session,
                 instructions=case.instructions,
-                records=self._view(case, facts),  # only now: someone may have joined in with the intent
+                records=self._view(case, facts),  # read late: an envelope may have joined with the intent
                 tools=case.tools(facts),
                 output_tokens_max=granted.output_tokens_max,
                 effort=effort,
@@ -138,7 +143,7 @@ class Asker:
     async def _after(
         self, case: Case, turn: int, plan: Plan, failure: ModelFailed, facts: ModelFacts, asked_at: datetime
     ) -> Finished | None:
-        """What follows a failure: a wait, another candidate, a shorter context, or the end."""
+        """Handle a failure: wait, try another candidate, shorten the context, or end the run."""
         verdict = plan.after(failure, now=self._clock.now(), asked_at=asked_at, may_repeat=True)
         case.journal.failed(turn, failure, next_move=verdict.next_move)
         await self._minds.failed(verdict.mark)
@@ -157,12 +162,12 @@ class Asker:
             case GiveUp(error=error):
                 raise error
             case NextModel():
-                case.tries = context_policy.Tries()  # what was too much for one may fit into another
+                case.tries = context_policy.Tries()  # another model may have a larger window
             case _:
                 pass
         return None
 
-    # --- what is sent ---
+    # --- input of a call ---
 
     def _view(self, case: Case, facts: ModelFacts) -> Sequence[Record]:
         records = case.journal.records
@@ -176,14 +181,13 @@ class Asker:
         )
 
     def shortened(self, session: SessionId) -> tuple[int, int]:
-        """How many results of a context were capped, and how many pruned, when it was last sent."""
+        """Return how many results were capped, and how many pruned, in the last call of a session."""
         return self._shortened.counts(session)
 
-    # --- when somebody asks for it ---
+    # --- /compact ---
 
     async def compact_only(self, case: Case, focus: str) -> Finished:
-        """A run that does nothing but compact its context. What came of it is for the agent to read as well: nobody
-        else has answered what it was asked."""
+        """Execute a run that only compacts its context. The agent also reads the result, as a note."""
         text = await self._compact_only(case, focus)
         await case.journal.note(Note(text=text))
         return Finished(text=text)
@@ -195,7 +199,7 @@ class Asker:
         before = self._sizes.measure(case, facts, case.tools(facts))
         session = case.assignment.session
         summary = summary_of(case.journal.records)
-        if summary is not None and summary.run == case.journal.run.id:  # done, and then the house stopped
+        if summary is not None and summary.run == case.journal.run.id:  # it was compacted before a restart
             return context_policy.compacted_before_notice(before.tokens, session.compactions)
         wanted = context_policy.asked(before, self._minds.settings.context, facts.window_tokens)
         if not await self._keeper.compact(case, 0, wanted, facts, focus=focus):
@@ -205,7 +209,7 @@ class Asker:
 
 
 def _instead(candidate: Candidate, plan: Plan, failed: ModelFailed | None) -> str:
-    """Without the names of keys: whoever reads the answer need not know them."""
+    """Return the remark about a fallback model. It does not name credentials: the reader need not know them."""
     why = WORDS[failed.failure] if failed is not None else "it rests for a while"
     if isinstance(failed, NotAsked):
         why = failed.sentence
@@ -215,6 +219,6 @@ def _instead(candidate: Candidate, plan: Plan, failed: ModelFailed | None) -> st
 
 
 def _room(facts: ModelFacts, tokens: int) -> int:
-    """How long a reply may be, so that it still fits into the window behind what it answers."""
+    """Return the maximum length of a reply that still fits into the window after its input."""
     left = facts.window_tokens - int(tokens * WINDOW_MARGIN)
     return max(min(facts.output_tokens_max, left), min(OUTPUT_TOKENS_LEAST, facts.output_tokens_max))

@@ -1,8 +1,8 @@
-"""The context a model is given: arranged behind its newest summary, and made whole, so that one damaged line cannot
-brick a conversation.
+"""The context that a model reads: ordered after its newest summary and repaired.
 
-Records are only ever appended. A compaction appends a summary, whose `kept_from` says which of the records before it
-are still read; everything else stays in the history, untouched and unread.
+Records are only ever appended. A compaction appends a summary, whose `kept_from` says which earlier
+records are still read. The others stay in the history unread. Repair means that one damaged record
+cannot make a session unusable.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from retinue.domain.record import Note, Plain, Record, RecordKind, Reply, Summar
 from retinue.domain.tool import Call, ToolResult
 from retinue.runners.base import SILENT_TOKENS, is_silent
 
-# How the house begins its note before a compaction. Nobody else's words can begin a note: mail stands in a tag, and
-# the result of a stored call behind a phrase of its own.
+# Start of the server's note before a compaction. No other text can start a note: envelopes are inside a tag,
+# and the result of a stored call follows a fixed phrase.
 FLUSH_HEAD = "[Before this conversation is compacted]"
 
-# What a record is, is seen by its kind: its body may have yet to be made.
+# Records are distinguished by kind, because the body may not be decoded yet.
 _MARKS = (RecordKind.START, RecordKind.RESET)
 _ASSISTANT, _TOOL, _SUMMARY = RecordKind.ASSISTANT, RecordKind.TOOL, RecordKind.SUMMARY
 _SILENCE_CHARS_MAX = max(map(len, SILENT_TOKENS))
 
 
 def as_read(records: Sequence[Record]) -> list[Record]:
-    """What a model is given of the records of a context, as they are stored."""
+    """Return what a model reads of the stored records of a context."""
     if _are_plain(records[1:] if records and records[0].kind in _MARKS else records):
         return list(records)
     return whole(arranged([record for record in records if not _is_silent(record)]))
 
 
 def _are_plain(records: Sequence[Record]) -> bool:
-    # No words so short that they may be silence: seen without a line of Python for each record.
+    # Fast path without Python code per record: no text is short enough to be a silent token.
     if all_plain(records) and min(map(len, map(str.strip, words_of(records))), default=0) > _SILENCE_CHARS_MAX:
         return True
     return all(map(_is_plain, records))
@@ -44,8 +44,10 @@ def _is_silent(record: Record) -> bool:
 
 
 def _is_plain(record: Record) -> bool:
-    """Words and nothing else: neither the order nor the company of such a record matters. Most are, and there may be
-    thousands of them between a person and the first answer after a restart."""
+    """Whether a record is text only, so that its order and neighbors do not matter.
+
+    Most are, and a restart may have to read thousands of them before the first answer.
+    """
     if type(record) is Plain:
         return not _is_silent(record)
     body = record.body
@@ -57,10 +59,10 @@ def _is_plain(record: Record) -> bool:
 
 
 def arranged(records: Sequence[Record]) -> list[Record]:
-    """The newest summary first, then what it has kept, in the order given; older summaries are left out.
+    """Return the newest summary, then the records it kept, in the given order. Older summaries are dropped.
 
-    A mark begins afresh: nothing before the newest one is read. Told by their numbers and not by their places, so
-    that a context already arranged stays as it is, and a summary may simply be put behind one that grew.
+    Nothing before the newest reset mark is read. Records are compared by number, not by position.
+    So an arranged context stays as it is, and a new summary can be appended to it.
     """
     mark = max((r.seq for r in records if r.kind in _MARKS), default=0)
     summary: Record | None = None
@@ -78,7 +80,7 @@ def arranged(records: Sequence[Record]) -> list[Record]:
 
 
 def summary_of(records: Sequence[Record]) -> Record | None:
-    """The summary that an arranged context begins with, if it has one."""
+    """Return the summary at the start of an arranged context, or None."""
     return records[0] if records and records[0].kind is _SUMMARY else None
 
 
@@ -89,10 +91,10 @@ def _calls(record: Record) -> Sequence[Call]:
 
 
 def whole(records: Sequence[Record]) -> list[Record]:
-    """Pair every call with one result, next to it: providers refuse a context in which they are not.
+    """Pair every call with one result next to it, because providers reject other contexts.
 
-    A missing result is put in, a result without its call is left out. The store is not changed. Only the calls of a
-    run that nothing has followed yet are left open: they may still be made.
+    Missing results are inserted, and results without a call are dropped. The store is not changed.
+    Only the calls of a run that nothing follows stay open: they may still be performed.
     """
     calls = {call.id for record in records for call in _calls(record)}
     results = {

@@ -1,8 +1,8 @@
-"""Tool results that are too long to send, or too old to send whole. Only what is sent is shortened, never what is kept.
+"""Shortens tool results in model input that are too long or too old. Stored records never change.
 
-Two ways. A single result takes at most a share of the window, always. And where pruning is on, old results are trimmed
-and then cleared once the provider's cache has gone cold: while it is warm, sending the same beginning again is cheap,
-and a shorter one would cost more.
+A single result always takes at most a share of the window. With pruning on, old results are also
+trimmed and then cleared once the provider's cache is cold. While it is warm, an unchanged prefix is
+cheap and a shorter one would cost more.
 """
 
 from __future__ import annotations
@@ -22,25 +22,23 @@ from retinue.domain.tool import ToolResult
 from retinue.runners.token_estimate import CHARS_PER_TOKEN, holds_image, json_of
 
 RESULT_SHARE_MAX = 0.3
-RESULT_SHARE_TRUNCATED = 0.02  # after an overflow that no compaction could cure
+RESULT_SHARE_TRUNCATED = 0.02  # after an overflow that compaction could not fix
 RESULT_CHARS_CAP = 400_000
 RESULT_CHARS_KEPT_MIN = 2_000
-NEWLINE_SOUGHT_SHARE = 0.2  # how much of the end may go for the sake of a whole last line
-PRUNING_IMAGE_CHARS = (
-    8_000  # here an image weighs more than in an estimate: it is about when to act, and early is cheap
-)
+NEWLINE_SOUGHT_SHARE = 0.2  # share of the end that may be dropped to end at a full line
+PRUNING_IMAGE_CHARS = 8_000  # more than in an estimate: this decides when to prune, and pruning early is cheap
 SHORTENED_CHARS_MAX = 8 * 1024 * 1024
 SHORTENED_SESSIONS_MAX = 256
 _TOOL = RecordKind.TOOL
 
 
 def result_chars_max(window_tokens: int, *, share: float = RESULT_SHARE_MAX) -> int:
-    """How many characters of one result are sent, at four to a token."""
+    """Return the maximum characters of one result, at four per token."""
     return max(RESULT_CHARS_KEPT_MIN, min(int(window_tokens * CHARS_PER_TOKEN * share), RESULT_CHARS_CAP))
 
 
 def capped(records: Sequence[Record], chars_max: int) -> Sequence[Record]:
-    """The same records, no result longer than `chars_max`; the same list where none was."""
+    """Return the records with no result longer than `chars_max`; the same list if none was."""
     return _with(records, {i: _capped(r, chars_max) for i, r in enumerate(records) if _is_longer(r, chars_max)})
 
 
@@ -54,7 +52,7 @@ def _capped(record: Record, chars_max: int) -> Record:
 
 
 def cut_at_line(text: str, chars_max: int, *, hint: str = "ask for the rest in smaller parts") -> str:
-    """The beginning of a text, to the end of a line where one is near, and a note of what is missing."""
+    """Return the beginning of a text, up to a line end if one is near, with a note about the rest."""
     if len(text) <= chars_max:
         return text
     note = f"\n\n[cut: this is the beginning of {len(text)} characters; {hint}]"
@@ -73,13 +71,14 @@ def _with(records: Sequence[Record], replaced: Mapping[int, Record]) -> Sequence
     return view
 
 
-# Pruning: which results are shortened, and to what
+# --- pruning: which results are shortened, and to what ---
 
 
 def pruned(records: Sequence[Record], settings: Pruning, *, window_tokens: int) -> dict[int, Record]:
-    """What to send in the place of old results, by their place. Whether it is time to is for the caller to say.
+    """Return replacements for old results by index. The caller decides whether it is time to prune.
 
-    Protected are the results of the last replies, whatever stands before the first turn, and results with images.
+    The results of the last replies, everything before the first turn, and results with images are
+    kept.
     """
     found = _prunable(records, settings)
     window_chars = window_tokens * CHARS_PER_TOKEN
@@ -96,7 +95,7 @@ def pruned(records: Sequence[Record], settings: Pruning, *, window_tokens: int) 
     prunable = sum(_chars(shortened.get(index, records[index])) for index in found)
     if chars < clear_from or not settings.hard_clear.enabled or prunable < settings.min_prunable_chars:
         return shortened
-    for index in found:  # the oldest first
+    for index in found:  # oldest first
         if chars < clear_from:
             break
         before = shortened.get(index, records[index])
@@ -114,7 +113,7 @@ def _prunable(records: Sequence[Record], settings: Pruning) -> list[int]:
         if len(replies) < settings.keep_last_assistants:
             return []
         end = replies[-settings.keep_last_assistants]
-    # A summary holds the turns before it, so what follows it follows a turn.
+    # A summary contains earlier turns, so records after it follow a turn.
     first = next((i for i, r in enumerate(records) if isinstance(r.body, UserTurn | Summary)), end)
     return [i for i in range(first, end) if _may_shorten(records[i], settings.tools)]
 
@@ -161,16 +160,16 @@ def _chars(record: Record) -> int:
 
 
 def idle_s(records: Sequence[Record], now: datetime) -> float | None:
-    """How long ago a model was last asked here; None where none was. From the end: the last reply is near it."""
+    """Return the seconds since the last model reply, or None. Searches from the end, where it is near."""
     last = next((r for r in reversed(records) if r.kind is RecordKind.ASSISTANT), None)
     return (now - last.at).total_seconds() if last is not None else None
 
 
-# What is sent, from turn to turn
+# --- model input from turn to turn ---
 
 
 class _Kept(Struct):
-    """One context: what was looked at so far, and what is sent instead of some of it."""
+    """One context: the records seen so far and their replacements."""
 
     chars_max: int
     count: int = 0
@@ -196,11 +195,12 @@ class _Kept(Struct):
 
 
 class Shortened:
-    """What is sent of each context. The same records are handed out for the same context, turn after turn, so that
-    what was encoded of them is not encoded again; and where nothing is shortened, the very list that came in.
+    """The shortened records of each context.
 
-    What was pruned while the cache was cold stays pruned while it is warm again, for the cache now holds it so.
-    Bounded, the longest unused going first: what is forgotten is sent whole again.
+    A context gets the same record objects turn after turn, so they are not encoded again. If
+    nothing is shortened, it gets the list it passed in. Results pruned while the cache was cold
+    stay pruned while it is warm, because the cache holds them so. Limited in size: least recently
+    used contexts are evicted, and their results are sent in full again.
     """
 
     def __init__(self, chars_max: int = SHORTENED_CHARS_MAX) -> None:
@@ -218,7 +218,10 @@ class Shortened:
         idle_s: float | None,
         truncate: bool = False,
     ) -> Sequence[Record]:
-        """The records as they are sent now, `idle_s` after the last call. `truncate`: results as short as may be."""
+        """Return the records to send now, `idle_s` seconds after the last call.
+
+        `truncate`: results are as short as possible.
+        """
         share = RESULT_SHARE_TRUNCATED if truncate else RESULT_SHARE_MAX
         chars_max = result_chars_max(window_tokens, share=share)
         kept = self._take(session)
@@ -234,7 +237,7 @@ class Shortened:
         return _with(records, {**kept.capped, **kept.pruned})
 
     def counts(self, session: SessionId) -> tuple[int, int]:
-        """How many results of a context were capped, and how many pruned, when it was last sent."""
+        """Return how many results were capped, and how many pruned, in the last call of a session."""
         kept = self._kept.get(session)
         return (len(kept.capped.keys() - kept.pruned.keys()), len(kept.pruned)) if kept is not None else (0, 0)
 

@@ -1,4 +1,4 @@
-"""One run as those who ask models for it see it: what it has to go on, whom it may ask, and on what terms."""
+"""State of one run while a worker executes it, and the cost terms and order of its model calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ METERS_MAX = 2_000
 
 @dataclass(slots=True)
 class Case:
-    """One run, for as long as it is worked on here. `remarks` are what the person is told beside the answer."""
+    """One run while this worker executes it. `remarks` are sent to the person with the answer."""
 
     assignment: Assignment
     journal: Journal
@@ -41,23 +41,24 @@ class Case:
     equipment: Equipment = NO_EQUIPMENT
     remarks: list[str] = field(default_factory=list[str])
     tries: context_policy.Tries = context_policy.Tries()
-    failed_at: int | None = None  # tokens, when a compaction last came to nothing
-    mind: Mind = field(init=False)  # as the session has it, and then with whoever served this run
-    instructions: str = field(init=False)  # what whoever is asked next is told
-    told: ModelRef | None = None  # who that is; None: nobody in particular yet
+    failed_at: int | None = None  # context tokens when a compaction last failed
+    mind: Mind = field(init=False)  # the session's options, then with the model that served this run
+    instructions: str = field(init=False)  # system prompt of the next model call
+    told: ModelRef | None = None  # the model it was built for; None: not built yet
 
     def __post_init__(self) -> None:
         mind = self.assignment.session.mind
         begun = any(isinstance(record.body, Reply) for record in self.journal.records)
-        self.mind = mind if begun else let_go(mind)  # nobody has anything of a fresh context in a cache
+        # no provider has cached a new context, so any credential may serve it
+        self.mind = mind if begun else let_go(mind)
         if self.assignment.session.origin.kind is OriginKind.BACKGROUND:
-            self.instructions = ""  # a job has its own words, and no others
+            self.instructions = ""  # a background job has no other instructions than its text
             return
         said = (self.assignment.agent.instructions, self.assignment.request.extra_system_prompt)
         self.instructions = "\n\n".join(part for part in said if part)
 
     async def be_told(self, brief: Brief, facts: ModelFacts) -> None:
-        """Once for each run, and again only where somebody else is asked."""
+        """Build the system prompt once per run, and again if another model is called."""
         if self.told != facts.ref and self.assignment.session.origin.kind is not OriginKind.BACKGROUND:
             self.instructions = await brief(self.assignment, self.equipment, facts, self.tools(facts))
             self.told = facts.ref
@@ -68,7 +69,7 @@ class Case:
 
     @property
     def sees_images(self) -> bool:
-        """Whether pictures came in with what this run has to answer."""
+        """Whether the messages of this run contain images."""
         turns = (record.body for record in self.journal.own)
         return any(
             attachment.media_type.startswith("image/")
@@ -78,7 +79,7 @@ class Case:
         )
 
     def tools(self, facts: ModelFacts) -> Sequence[ToolSpec]:
-        """What this model is offered: nothing, where it cannot call tools."""
+        """Return the tools that this model is offered. Empty if it cannot call tools."""
         return self.offered(facts.ref) if facts.tools else ()
 
     def remark(self, words: str) -> None:
@@ -87,13 +88,13 @@ class Case:
 
 
 class Sizes:
-    """How large each context is, weighed as it grows: a turn costs what is new, not what is there."""
+    """Size of each session's context, measured incrementally: a turn costs only its new records."""
 
     def __init__(self) -> None:
         self._meters: OrderedDict[SessionId, Meter] = OrderedDict()
 
     def measure(self, case: Case, facts: ModelFacts, tools: Sequence[ToolSpec]) -> Measure:
-        """With the tools that this model is offered."""
+        """Measure the context with the tools that this model is offered."""
         meter = self._meters.pop(case.session, None) or Meter()
         self._meters[case.session] = meter
         if len(self._meters) > METERS_MAX:
@@ -118,13 +119,13 @@ async def plan_for(minds: Minds, case: Case, role: Role) -> Plan:
 
 
 async def settle_before_wait(plan: Plan, case: Case) -> None:
-    """Nothing is held, and nothing unwritten, while we wait for whoever is next."""
+    """Store pending results before a wait for the next candidate, so that nothing is unwritten meanwhile."""
     if plan.current is not None and plan.current.wait_s > 0:
         await case.journal.settle_up()
 
 
 async def next_of(plan: Plan, clock: Clock) -> Candidate:
-    """Whom to ask now, after a wait if there is one worth it. Raises where nobody is left."""
+    """Return the next candidate, after its back-off. Raises if no candidate is left."""
     candidate = plan.current
     if candidate is None:
         raise plan.error(clock.now())
@@ -147,7 +148,7 @@ def terms_of(
 
 
 def _caps(minds: Minds, case: Case) -> Caps:
-    """What may be spent for it: where another run set it going, no more than for that one."""
+    """Return the budgets of the run. A delegated run gets no more than its delegating run."""
     caps, lineage = minds.caps(case.assignment.agent), case.journal.run.lineage
     if lineage is None:
         return caps
@@ -156,7 +157,10 @@ def _caps(minds: Minds, case: Case) -> Caps:
 
 
 def bound_of(measure: Measure, facts: ModelFacts) -> int:
-    """The most that the input can come to: what this model has counted, with a margin, and the rest by its bytes."""
+    """Return the maximum number of input tokens.
+
+    What this model has counted, with a margin; the rest by its bytes.
+    """
     if not measure.known_tokens or measure.counted_by != str(facts.ref):
         return input_bound(measure.size_bytes)
     counted = input_bound(0, known_tokens=measure.known_tokens, calibrated=1.0)

@@ -1,5 +1,4 @@
-"""What a conversation can choose from, and how its context stands: the words behind /model, /think, /elevated, /context
-and their like."""
+"""The models, effort, display options and context figures behind /model, /think, /elevated, /context and others."""
 
 from __future__ import annotations
 
@@ -33,10 +32,13 @@ Told = Callable[[Agent, Session | None], Awaitable[Sequence[Part]]]
 
 
 async def nothing_told(_agent: Agent, _session: Session | None) -> Sequence[Part]:
+    """Return no prompt parts."""
     return ()
 
 
 class HouseChoices:
+    """Options from the server's settings, models and tools."""
+
     def __init__(
         self,
         minds: Minds,
@@ -47,7 +49,7 @@ class HouseChoices:
         at_hand: Callable[[SessionId], str | None] = lambda _session: None,
         skills: Told = nothing_told,
     ) -> None:
-        """`at_hand` is what a conversation was told last, where it was told anything since the house opened."""
+        """`last_system_prompt` returns a session's last system prompt since the server started, if any."""
         self._minds = minds
         self._toolbox = toolbox
         self._clock = clock

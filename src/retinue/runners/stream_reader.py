@@ -1,4 +1,4 @@
-"""Hearing a model out: its stream becomes one reply, told to whoever watches as it comes."""
+"""Reads a model's stream into one reply, and passes its deltas to the observer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from retinue.models.tool_call_limits import CALLS_MAX, kept, too_many_calls
 from retinue.models.usage_validation import believed
 from retinue.runners.token_estimate import is_known
 
-UNCOUNTED_CHARS_MAX = 100  # no single token is so long
-REPLY_CHARS_MAX = 4_000_000  # several times what the longest reply of any model has; more is no reply
+UNCOUNTED_CHARS_MAX = 100  # longer than any single token
+REPLY_CHARS_MAX = 4_000_000  # several times the longest reply of any model
 
 
 async def listen(
@@ -33,13 +33,13 @@ async def listen(
     attempt: int,
     key: str = "",
 ) -> Reply:
-    """Hear a model out. Without `tell` nobody watches: a summary is no part of the conversation."""
+    """Read a model's reply to its end. Without an observer no deltas are sent, as for a summary."""
     chunks = model.reply(prompt, key=key)
     try:
         reply = await _hear(model.facts, chunks, run, tell, turn, attempt)
     finally:
         if isinstance(chunks, AsyncGenerator):
-            await chunks.aclose()  # now: a connection should not stay open until someone collects it
+            await chunks.aclose()  # close now: a connection must not stay open until garbage collection
     check_answer(reply, model.name)
     return reply
 
@@ -71,7 +71,7 @@ async def _hear(
                 thinking_offset += len(words)
                 pieces.add(PieceKind.THINKING, len(words))
             case Asks(call):
-                # Providers number calls as they please; ours are unique in the session and the same on each attempt.
+                # Providers choose call ids freely; ours are unique in the session and the same on each attempt.
                 calls.append(kept(call, id_=f"{short(run.id)}-{turn}-{len(calls) + 1}"))
                 if len(calls) > CALLS_MAX:
                     raise too_many_calls(str(facts.ref))
@@ -108,13 +108,13 @@ def _with_cost(usage: Usage, facts: ModelFacts, *, said_chars: int) -> Usage:
     if usage.cost_microusd or facts.price is None or facts.price.is_free or usage.estimated:
         return usage
     if usage.output_tokens <= 1 and said_chars > UNCOUNTED_CHARS_MAX:
-        # Some tell what they will have read, and never what they have said: then nobody knows what it cost.
+        # Some providers report only the input, so the cost is unknown.
         return replace(usage, estimated=True)
     return believed(replace(usage, cost_microusd=facts.price.cost_microusd(usage)))
 
 
 def check_answer(reply: Reply, name: str) -> None:
-    """Nothing at all is no answer, and nobody should be sent it."""
+    """Raise for an empty reply, which must not be sent to anyone."""
     if reply.text.strip() or reply.calls or reply.stop is Stop.PAUSED:
         return
     told = reply.usage if is_known(reply) else None
@@ -150,7 +150,7 @@ def check_answer(reply: Reply, name: str) -> None:
 
 
 class _Pieces:
-    """The order in which a reply came, and what its provider wants back with each stretch of it."""
+    """The order of the parts of a reply, and the signature that the provider wants back with each."""
 
     def __init__(self) -> None:
         self._pieces: list[tuple[PieceKind, int, str]] = []
@@ -170,7 +170,7 @@ class _Pieces:
             self._pieces.append((kind, 0, seal))
 
     def worth_keeping(self) -> tuple[Piece, ...]:
-        """None where the usual order says it all."""
+        """Return the pieces, or an empty tuple if they are in the usual order and unsigned."""
         kinds = [kind for kind, _, _ in self._pieces]
         usual = sorted(kinds, key=_USUAL_ORDER.index) == kinds and kinds.count(PieceKind.TEXT) <= 1
         if usual and not any(seal for _, _, seal in self._pieces):

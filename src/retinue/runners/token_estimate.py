@@ -1,7 +1,8 @@
-"""How large a context is. What a provider has counted is believed; only what came after it is estimated.
+"""Estimates the size of a context. Counts by a provider are used as they are; only newer records are estimated.
 
-Estimates: four characters of plain ASCII to a token, three bytes of UTF-8 to one for everything else (a Cyrillic
-letter is two thirds of a token, a Chinese sign a whole one). An image is a constant, whatever its bytes weigh.
+The estimate is four ASCII characters per token, and three bytes of UTF-8 per token for the rest: a
+Cyrillic character is two thirds of a token, a Chinese character a whole one. An image has a fixed
+size.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from retinue.runners.model_context import FLUSH_HEAD, summary_of
 
 CHARS_PER_TOKEN = 4
 IMAGE_CHARS = 512
-IMAGE_BYTES = 16_384  # for a bound on money, at two bytes a token: images are billed by their size on the screen
-FILE_CHARS = 128  # a file that is no image is shown as a line about it
-PDF = "application/pdf"  # except this, which some are shown page by page: as much as its bytes, or a whole window
+IMAGE_BYTES = 16_384  # for the cost limit, at two bytes per token: images are billed by their pixel size
+FILE_CHARS = 128  # a file other than an image is one line about it
+PDF = "application/pdf"  # except PDF, which some providers read page by page: as much as its bytes, or a whole window
 PDF_BYTES_MAX = 400_000
 IMAGE_SIGN = "<image>"
 BLOB_CHARS_MIN = 64
-WEIGHED_AT_ONCE = 64  # records
+WEIGHED_AT_ONCE = 64  # records per batch
 
-# Weights are kept in twelfths of a token, so that both rates are whole numbers and no rounding adds up.
+# Weights are in twelfths of a token, so that both rates are whole numbers and rounding errors do not add up.
 _TWELFTHS = 12
 _ASCII_TWELFTHS = _TWELFTHS // CHARS_PER_TOKEN
 _OTHER_BYTE_TWELFTHS = _TWELFTHS // 3
 _NOT_ASCII = bytes(range(128, 256))
 
-# Data URLs, and the bare base64 of the usual formats. A long word alone is no image.
+# Data URLs, and the bare base64 of common formats. A long string alone is not an image.
 _PNG, _JPEG, _GIF, _WEBP = "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR"
 _INLINE_IMAGE = re.compile(
     r"data:image/[\w.+-]{1,40}(?:;[\w=.-]{1,40}){0,4};base64,[A-Za-z0-9+/_-]+={0,2}"
@@ -44,7 +45,7 @@ _INLINE_IMAGE = re.compile(
 
 
 def without_images(text: str) -> str:
-    """A text in which each inline image is `<image>`."""
+    """Return a text with each inline image replaced by `<image>`."""
     return _INLINE_IMAGE.sub(IMAGE_SIGN, text) if _may_hold_image(text) else text
 
 
@@ -53,8 +54,8 @@ def holds_image(text: str) -> bool:
 
 
 def _may_hold_image(text: str) -> bool:
-    # Most texts hold none, and this is seen many times faster than a pattern sees it. Spelled out: so is a loop's cost.
-    # A single sign is found sooner than a word, and each of these words has one that is rare elsewhere.
+    # Most texts contain no image, and these checks are many times faster than the pattern. They are written out
+    # because a loop costs as much. One character is found faster than a string, and each marker has a rare one.
     if len(text) <= BLOB_CHARS_MIN:
         return False
     if ";" in text and ";base64," in text:
@@ -65,12 +66,12 @@ def _may_hold_image(text: str) -> bool:
 
 
 def _is_bare(text: str) -> bool:
-    """Plain ASCII without images, as most texts are: so many characters are as many bytes."""
+    """Whether a text is ASCII without images, as most are: then characters equal bytes."""
     return text.isascii() and not _may_hold_image(text)
 
 
 class Weight(NamedTuple):
-    """What a text or a record adds to a context. `chars` are those that the emergency limit counts."""
+    """What a text or record adds to a context. The emergency limit counts `chars`."""
 
     twelfths: int = 0
     chars: int = 0
@@ -117,12 +118,12 @@ def tokens_of_text(text: str) -> int:
 
 
 def weight_of(record: Record, *, result_chars_max: int | None = None) -> Weight:
-    """What a record adds. A result is sent in at most `result_chars_max` characters, so no more of it is estimated."""
+    """Return the weight of a record. Only the first `result_chars_max` characters of a result are sent and counted."""
     match record.body:
         case Reply() as reply:
             weight = weight_of_text(reply.text)
             if reply.thinking:
-                # Sent back by some providers and left out by others; the emergency limit is about words.
+                # Some providers get it back, others do not. The emergency limit counts text only.
                 weight = weight.plus(weight_of_text(reply.thinking)._replace(chars=0))
             for call in reply.calls:
                 weight = weight.plus(_weight_of_call(call))
@@ -152,7 +153,7 @@ def _weight_of_attachment(attachment: Attachment) -> Weight:
     if attachment.media_type.startswith("image/"):
         return Weight(IMAGE_CHARS * _ASCII_TWELFTHS, len(IMAGE_SIGN), IMAGE_BYTES)
     if attachment.media_type == PDF:
-        size_bytes = min(2 * attachment.size_bytes, PDF_BYTES_MAX)  # a page of a few bytes is paid for as a page
+        size_bytes = min(2 * attachment.size_bytes, PDF_BYTES_MAX)  # a page of few bytes is billed as a page
         return Weight(FILE_CHARS * _ASCII_TWELFTHS, FILE_CHARS, max(size_bytes, FILE_CHARS))
     return Weight(FILE_CHARS * _ASCII_TWELFTHS, FILE_CHARS, FILE_CHARS)
 
@@ -165,7 +166,7 @@ def weight_of_tools(tools: Sequence[ToolSpec]) -> Weight:
 
 
 def _weight_of_tool(tool: ToolSpec) -> Weight:
-    """Weighed once: every session has the same ones."""
+    """Return the weight of a tool, cached: every session has the same tools."""
     known = _WEIGHED.get(id(tool))
     if known is None or known[0] is not tool:
         if len(_WEIGHED) >= TOOLS_WEIGHED_MAX:
@@ -180,23 +181,23 @@ def json_of(value: Any) -> str:
 
 
 class Measure(Struct, frozen=True, kw_only=True):
-    """How large a context is, instructions and tools included, except where the name says otherwise."""
+    """The size of a context, including instructions and tools unless the field says otherwise."""
 
     tokens: int
-    by_records: int  # tokens by characters alone, of the records alone: what the emergency limit is compared with
+    by_records: int  # estimated tokens of the records only, by characters: compared with the emergency limit
     size_bytes: int
-    base_tokens: int  # of instructions and tools
-    known_tokens: int  # what a provider has counted of it; 0 where none has
-    new_bytes: int  # of the records that came after what is known
-    flushed: bool  # the agent has been asked to write down what it wants to keep, since the newest summary
-    counted_by: str = ""  # the model that it was counted for: to another, the same may be more
-    head_bytes: int = 0  # by which instructions and tools may have grown since it was counted
+    base_tokens: int  # tokens of instructions and tools
+    known_tokens: int  # tokens counted by a provider; 0 if none
+    new_bytes: int  # bytes of the records after the counted part
+    flushed: bool  # a memory flush was requested since the newest summary
+    counted_by: str = ""  # the model that counted; another one may count more
+    head_bytes: int = 0  # growth of instructions and tools since the count
 
 
 class Meter:
-    """Measures one context as it grows: each record is weighed once, whatever the number of turns.
+    """Measures one context as it grows. Each record is weighed once, whatever the number of turns.
 
-    Handed another context, or one that was compacted, it begins again.
+    It starts again for another context, or for one that was compacted.
     """
 
     def __init__(self) -> None:
@@ -212,7 +213,7 @@ class Meter:
         tools: Sequence[ToolSpec] = (),
         result_chars_max: int | None = None,
     ) -> Measure:
-        """`records` as `arranged` leaves them; `result_chars_max` is what is sent of a result at most."""
+        """Measure arranged `records`. At most `result_chars_max` characters of a result are sent."""
         if result_chars_max != self._result_chars_max or not self._goes_on(records):
             self._result_chars_max = result_chars_max
             self._begin(records)
@@ -246,29 +247,29 @@ class Meter:
 
     def _begin(self, records: Sequence[Record]) -> None:
         summary = summary_of(records)
-        # Replies that were kept from before the summary counted a context that is no more.
+        # Replies from before the summary counted a context that no longer exists.
         self._known_from = summary.seq if summary is not None else -1
         self._first: Record | None = None
         self._last: Record | None = None
         self._count = 0
         self._twelfths = self._chars = self._bytes = 0
         self._known = self._known_twelfths = self._known_bytes = 0
-        self._head_bytes = self._known_head_bytes = 0  # as last measured; as measured for what is known
+        self._head_bytes = self._known_head_bytes = 0  # as last measured; as measured for the counted part
         self._counted_by = ""
         self._flushed = False
 
     def _weigh(self, records: Sequence[Record]) -> None:
-        """What came since. Only the last reply whose provider has counted says what is known: up to it first."""
+        """Add new records. Only the last counted reply defines the known part, so add up to it first."""
         first, self._count = self._count, len(records)
         known = next((at for at in range(len(records) - 1, first - 1, -1) if self._counts(records[at])), None)
         if known is not None:
             reply = records[known].body
             assert isinstance(reply, Reply)
             self._add(records[first : known + 1])
-            # Tokens from a cache are among those of the input, and are counted once.
+            # Cached tokens are part of the input tokens, and are counted once.
             self._known = reply.usage.input_tokens + reply.usage.output_tokens
             self._known_twelfths, self._known_bytes = self._twelfths, self._bytes
-            # Measured with the request that was replied to; where it was not, as after a restart, all of it is new.
+            # Measured with the answered request. If it was not measured, as after a restart, all of it is new.
             self._known_head_bytes = self._head_bytes
             self._counted_by = reply.model
             first = known + 1
@@ -283,7 +284,7 @@ class Meter:
         for at in range(0, len(records), WEIGHED_AT_ONCE):
             some = records[at : at + WEIGHED_AT_ONCE]
             if all_plain(some) and _is_bare(text := "".join(words_of(some))):
-                self._add_bare(len(text))  # the same sums as below, without the detours
+                self._add_bare(len(text))  # the same sums as below, faster
             else:
                 self._add_each(some)
 
@@ -317,7 +318,7 @@ class Meter:
 
 
 def is_known(reply: Reply) -> bool:
-    """Whether its provider has counted what it read."""
+    """Whether the provider counted the input of this reply."""
     return reply.usage.input_tokens > 0 and not reply.usage.estimated
 
 
@@ -326,12 +327,12 @@ def tokens_of(records: Sequence[Record], *, instructions: str = "", tools: Seque
 
 
 def by_records(records: Sequence[Record]) -> int:
-    """Characters by four over the records of a context: text, calls and results, an inline image as `<image>`."""
+    """Return the characters of the records divided by four: text, calls and results, an image as `<image>`."""
     return Meter().measure(records).by_records
 
 
 def size_bytes(records: Sequence[Record], *, instructions: str = "", tools: Sequence[ToolSpec] = ()) -> int:
-    """About as many bytes as are sent, for a bound on what they can cost. An image counts as `IMAGE_BYTES`."""
+    """Return about how many bytes are sent, for a cost limit. An image counts as `IMAGE_BYTES`."""
     return Meter().measure(records, instructions=instructions, tools=tools).size_bytes
 
 

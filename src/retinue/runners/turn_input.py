@@ -1,9 +1,9 @@
-"""What an agent reads when its turn begins: the envelopes that arrived, one by one, in a form that no sender can forge.
+"""Renders the envelopes of a turn for the model, in a format that no sender can forge.
 
-The form belongs to the house and the words to whoever sent them. So a word that would read as form is kept, but marked
-visibly: a line that imitates one of ours gets a backslash before it, a tag of ours loses its bracket to `&lt;`, and
-characters that reorder or hide text are spelled out. Everything else is handed on byte for byte. The guard looks at
-each line alone, so `---` inside a code block gets its backslash too: better one backslash than a second reading.
+The server writes the format, senders write the text. Text that imitates the format is kept but
+visibly escaped. A line that looks like one of ours gets a backslash, and a tag of ours gets `&lt;`.
+Characters that reorder or hide text are spelled out. Everything else is unchanged. Each line is
+checked alone, so `---` in a code block also gets a backslash: safer than ambiguous.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RULE = "---"
 _NOTHING = "(none)"
 _SYSTEM_KINDS = frozenset({Kind.SYSTEM, Kind.DECISION, Kind.NOTICE})
 
-# Written without spaces, as `_folded` leaves them.
+# Without spaces, as `_fold_text` produces them.
 _HEADERS = (
     "now:",
     "pending-envelopes:",
@@ -45,16 +45,17 @@ _TITLE = "turncontext"
 _TAGS = ("systemmessage", "messagecontext")
 _CONTEXT_LINE = "<context"
 
-_BRACKETS = "<\uff1c\ufe64\u2039\u02c2\u2329\u3008\u27e8\u276e\u1438"  # all that can pass for `<`
+_BRACKETS = "<\uff1c\ufe64\u2039\u02c2\u2329\u3008\u27e8\u276e\u1438"  # characters that look like `<`
 _BRACKET = re.compile(f"([{_BRACKETS}])")
-# What would break a line where we see none, reorder the words, or cannot be encoded: C0, C1, line and paragraph
-# separators, bidi embeddings, overrides and isolates, lone surrogates. Direction marks and joiners are plain writing.
+# Characters that break lines invisibly, reorder text or cannot be encoded: C0, C1, line and paragraph
+# separators, bidi embeddings, overrides and isolates, lone surrogates. Direction marks and joiners are ordinary
+# text.
 _TREACHEROUS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _JOINERS = "\u200c\u200d"
-_BLANKS = frozenset("\u115f\u1160\u2800")  # visible by category, blank on the screen
+_BLANKS = frozenset("\u115f\u1160\u2800")  # visible by Unicode category, but blank on screen
 _DELIMITERS = frozenset('"@()[]{}<>')
 _APOSTROPHES = "\u2018\u2019"
-# Letters and signs of other scripts that pass for ours: enough to make imitation a chore, never complete.
+# Look-alike characters of other scripts: enough to make imitation hard, never complete.
 _LOOKALIKES = {
     "a": "\u0430\u03b1\u0251",
     "c": "\u0441",
@@ -92,9 +93,9 @@ _TYPE_OF = {extension: type_ for type_, extensions in _EXTENSIONS.items() for ex
 
 
 def render(envelopes: Sequence[Envelope], *, now: datetime, zone: ZoneInfo) -> str:
-    """The turn as the model reads it: these envelopes in this order, each in a block of its own, times in `zone`.
+    """Render these envelopes in order, each in its own block, with times in `zone`.
 
-    Takes time in proportion to the length of the texts, whatever is in them.
+    Takes time linear in the length of the texts, whatever they contain.
     """
     head = ["## Turn Context", "", f"now: {show(now, zone)}", f"pending-envelopes: {len(envelopes)}", "", _RULE]
     blocks = [line for envelope in envelopes for line in ("", *_block(envelope, zone), "", _RULE)]
@@ -102,13 +103,12 @@ def render(envelopes: Sequence[Envelope], *, now: datetime, zone: ZoneInfo) -> s
 
 
 def shown(envelopes: Sequence[Envelope]) -> tuple[Attachment, ...]:
-    """What came with the envelopes, each once, for a model that can look at it."""
+    """Return the attachments of the envelopes, each once."""
     return tuple({each.hash: each for envelope in envelopes for each in envelope.attachments}.values())
 
 
 def render_job(envelope: Envelope) -> str:
-    """A job as the model reads it: its words as they are, and the list of what came with them. Nothing else is there
-    that they could be taken for."""
+    """Render a background job: its text unchanged, and a list of attachments. No format surrounds it to imitate."""
     lines = [envelope.text]
     if envelope.attachments:
         lines += ["", "attachments:", *map(_attachment_line, envelope.attachments)]
@@ -116,7 +116,7 @@ def render_job(envelope: Envelope) -> str:
 
 
 def render_note(envelope: Envelope) -> str:
-    """Silent mail, as it is written down for the next turn: with its origin, and no turn of its own."""
+    """Render a silent envelope as a note for the next turn, with its origin."""
     return _with_origin(envelope, _guarded(envelope.text, sender=envelope.sender))
 
 
@@ -136,14 +136,14 @@ def _block(envelope: Envelope, zone: ZoneInfo) -> list[str]:
 
 
 def _sender_line(envelope: Envelope) -> str:
-    """Who a door says it was: `Alice (@alice) [boss] in group "title"`. Empty where the address has said it all."""
+    """Return the sender as reported by the connector: `Alice (@alice) [boss] in group "title"`. May be empty."""
     sender, context = envelope.sender, envelope.context
     name = _plain(context.sender_name)
     username = _plain(context.username.removeprefix("@"))
     title = _plain(context.chat_title)
     in_channel = sender.kind is AddressKind.CHANNEL
     if not name and not username and context.from_boss and sender.kind is AddressKind.PERSON:
-        name = sender.name  # So that the mark, which stands nowhere else, has someone to stand beside.
+        name = sender.name  # so that `[boss]`, which appears nowhere else, has a name beside it
     who: list[str] = []
     if name:
         who.append(name)
@@ -175,16 +175,16 @@ def _attachment_line(attachment: Attachment) -> str:
 
 
 def _guarded(text: str, *, sender: Address) -> str:
-    """A sender's words, in which nothing reads as ours. Line ends of any system become newlines."""
+    """Escape a sender's text so that no line reads as ours. Line ends become newlines."""
     broken = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = _untagged(_TREACHEROUS.sub(_spelled, broken)).split("\n")
-    # The page puts the context line before a person's words, so from a person it is no imitation.
+    # The web app puts the context line before a person's text, so from a person it is no imitation.
     imitations = _HEADERS if sender.kind is AddressKind.PERSON else (*_HEADERS, _CONTEXT_LINE)
     return "\n".join(f"\\{line}" if _imitates(_folded(line), imitations) else line for line in lines)
 
 
 def _imitates(folded: str, imitations: tuple[str, ...]) -> bool:
-    if folded.startswith("#"):  # a heading that reads as one of our lines is as good as the line
+    if folded.startswith("#"):  # a heading that reads like one of our lines is as harmful as the line
         return folded.lstrip("#").startswith((_TITLE, *imitations))
     if folded.startswith(_RULE):
         return not folded.strip("-")
@@ -192,7 +192,7 @@ def _imitates(folded: str, imitations: tuple[str, ...]) -> bool:
 
 
 def _untagged(text: str) -> str:
-    # Each piece is looked at once, from its bracket to the next: linear, however many brackets there are.
+    # Each piece is checked once, up to the next bracket: linear in any case.
     first, *rest = _BRACKET.split(text)
     pieces = [first]
     for bracket, piece in zip(rest[::2], rest[1::2], strict=True):
@@ -202,12 +202,12 @@ def _untagged(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """What was parsed at a door and holds no line breaks; if it does after all, they are spelled out."""
+    """Spell out line breaks in a value parsed by a connector, which should contain none."""
     return _untagged(_TREACHEROUS.sub(_spelled, text).replace("\n", "\\u000a").replace("\t", "\\u0009"))
 
 
 def _plain(name: str, *, length_max: int = NAME_SHOWN_LENGTH_MAX) -> str:
-    """A name someone chose for themselves, as part of our line: without anything that our lines are punctuated with."""
+    """Return a self-chosen name without the punctuation that our lines use."""
     if not _folded(name[:length_max]) and not _folded(name):
         return ""
     plain = " ".join("".join(map(_plain_character, name)).split())
@@ -232,7 +232,7 @@ def _spelled(match: re.Match[str]) -> str:
 
 
 class _Folds:
-    """For `str.translate`: each character as a hasty reader sees it."""
+    """Table for `str.translate`: each character as a careless reader sees it."""
 
     def __getitem__(self, point: int) -> str:
         return _fold(point)
@@ -242,13 +242,13 @@ _FOLDS = _Folds()
 
 
 def _folded(text: str) -> str:
-    """A text without case, accents, spaces or anything invisible, and with lookalikes as what they look like."""
+    """Return a text without case, accents, spaces and invisible characters, with look-alikes replaced."""
     return text.translate(_ASCII_FOLDS if text.isascii() else _FOLDS)
 
 
 @lru_cache(maxsize=FOLDS_KEPT_MAX)
 def _fold(point: int) -> str:
-    # One character at a time on purpose: normalizing a whole text takes quadratic time on hostile runs of accents.
+    # One character at a time: normalizing a whole text takes quadratic time on hostile runs of accents.
     seen: list[str] = []
     for part in unicodedata.normalize("NFKD", chr(point)).casefold():
         category = unicodedata.category(part)
@@ -258,5 +258,5 @@ def _fold(point: int) -> str:
     return "".join(seen)
 
 
-# Most texts are plain: for those a table of single characters takes the quick road through `str.translate`.
+# Most texts are ASCII: a plain table takes the fast path of `str.translate`.
 _ASCII_FOLDS = {point: _fold(point) or None for point in range(128)}

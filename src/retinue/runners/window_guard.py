@@ -1,4 +1,4 @@
-"""The guard before a model: one that can hardly have its instructions in mind is not asked."""
+"""Rejects models whose context window is too small for instructions and tools."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ WINDOW_TOKENS_SMALL = 32_000
 
 
 class WindowTooSmall(RetinueError):
-    """The model cannot have enough in mind to work here; it was not asked."""
+    """The model's context window is too small; it was not called."""
 
     code = "model.window-too-small"
 
 
 def require_window(facts: ModelFacts) -> None:
-    """Raises for a model with too small a window, before anything is sent to it. One that cannot use tools is only
-    talked with, and needs no more than it has."""
+    """Raise for a model with too small a window, before anything is sent to it.
+
+    A model without tools is only used for chat, and any window will do.
+    """
     if facts.window_tokens >= WINDOW_TOKENS_MIN or not facts.tools:
         return
     raise WindowTooSmall(
@@ -32,7 +34,10 @@ def require_window(facts: ModelFacts) -> None:
 
 
 def window_warning(facts: ModelFacts) -> str:
-    """A word on a model whose window is small; empty where it is not. One too small for any work has its error."""
+    """Return a warning for a model with a small window, or an empty string.
+
+    A model that is too small for any work gets the text of its error.
+    """
     if facts.window_tokens >= WINDOW_TOKENS_SMALL:
         return ""
     if facts.window_tokens < WINDOW_TOKENS_MIN:
@@ -44,10 +49,10 @@ def window_warning(facts: ModelFacts) -> str:
 
 
 class WindowGuard:
-    """`require_window` for each call, with one line in the log for each model whose window is small."""
+    """Checks each call with `require_window`, and logs one warning per model with a small window."""
 
     def __init__(self) -> None:
-        self._warned: set[tuple[str, int]] = set()  # as many as there are models in the settings
+        self._warned: set[tuple[str, int]] = set()  # at most one entry per configured model
 
     def admit(self, facts: ModelFacts) -> None:
         if not window_warning(facts):

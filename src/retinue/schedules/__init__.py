@@ -1,1 +1,1 @@
-"""Time, as just another sender."""
+"""Schedules and heartbeats: when an envelope is sent, the gates that decide, and their files."""

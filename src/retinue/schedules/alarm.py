@@ -1,4 +1,4 @@
-"""The alarm: one timer at the earliest moment something is due. It knows nothing of what it rings for."""
+"""A timer for the earliest time at which something is due. It does not know what."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from retinue.domain.ports import Clock
 
 log = logging.getLogger(__name__)
 
-# However far away the next moment is, look again after this long: the wall clock may have jumped, and no timer
-# carries a delay of months.
+# Check at least this often: the wall clock may jump, and timers do not carry delays of months.
 TICK_MAX_S = 60.0
 RETRY_S = 1.0
 
 
 class Alarm:
-    """Calls `ring` when it said it wanted to be called, sooner when poked, and never later than a tick.
+    """Calls `ring` when it asked to be called, sooner when triggered, and at the latest after `tick_max_s`.
 
-    Outlives every failure of `ring`: an alarm that quietly stops is a house that quietly forgets.
+    It survives every failure of `ring`. An alarm that stops silently would stop all schedules.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class Alarm:
         self._task = asyncio.create_task(self._forever(), name="alarm")
 
     def poke(self) -> None:
-        """Look again now."""
+        """Call `ring` now."""
         self._poked.set()
 
     def abandon(self) -> None:
@@ -58,8 +57,11 @@ class Alarm:
             await self._wait(self._tick_max_s if wait_s is None else min(wait_s, self._tick_max_s))
 
     async def _wait(self, seconds: float) -> None:
-        """Until then, or until poked. The timer is set before anything else can happen: whoever turns a clock by hand
-        would turn it past us."""
+        """Wait for this long, or until triggered.
+
+        The timer is set before anything else can run. Otherwise a test that advances its clock
+        would miss it.
+        """
         if seconds <= 0:
             await self._clock.sleep(0)
             return

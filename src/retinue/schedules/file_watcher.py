@@ -1,6 +1,6 @@
-"""Hearing of changes in a folder, without looking for them: an idle house costs nothing.
+"""Watches a directory for changes without polling, so that an idle server does no work.
 
-On Linux the kernel tells (inotify). Elsewhere someone looks every few seconds.
+Linux uses inotify. Other systems poll every few seconds.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 READ_BYTES = 65_536
-SETTLE_S = 0.05  # an editor writes a file in several steps: one look is enough for all of them
-AGAIN_S = 1.0  # after a look that failed
+SETTLE_S = 0.05  # an editor writes a file in several steps, and one check covers them all
+AGAIN_S = 1.0  # retry delay after a failure
 
 _CLOSE_WRITE, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE, _DELETE_SELF = 0x8, 0x40, 0x80, 0x100, 0x200, 0x400
 _CHANGES = _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _DELETE | _DELETE_SELF | _CREATE
 
 
 class Watcher:
-    """Calls `changed` after something in the folder was written, moved, made or removed; sometimes for nothing."""
+    """Calls `on_change` after a file in the directory was written, moved, created or removed.
+
+    May call it needlessly.
+    """
 
     def __init__(self, folder: Path, clock: Clock, changed: Callable[[], None]) -> None:
         self._folder = folder
@@ -72,7 +75,7 @@ class Watcher:
 
 
 class Looking:
-    """Does `look` after it was poked, once for all pokes of a moment, and again where it failed."""
+    """Runs a task after it was triggered: once for triggers close together, and again if it failed."""
 
     def __init__(self, look: Callable[[], Awaitable[None]], clock: Clock, *, what: str) -> None:
         self._look = look

@@ -1,9 +1,9 @@
-"""Gates: a command that says whether a slot runs, before a token is spent.
+"""Runs the gate of a schedule: a command that decides whether an occurrence runs, before any model call.
 
-It runs as its agent's own commands would: in the sandbox that the settings choose, from the agent's home, with what
-was granted to the conversation that the slot is for, and with nothing else. Exit 0 is yes. Whatever else happens, an
-exit with another number, a permission that is missing, a time that is over, a sandbox that does not work, is no: the
-slot is skipped, and its history says why.
+It runs like a command of the agent: in the configured sandbox, from the agent directory, with the
+grants of the occurrence's session and nothing else. Exit code 0 means yes. Any other exit code, a
+missing permission, a timeout or a broken sandbox means no. The occurrence is then skipped, and its
+history has the reason.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from retinue.tools.grants import Grants
 from retinue.tools.shell.argv import argv_of, environment, program_of
 from retinue.tools.shell.sandbox_choice import Confining, Placed, believed
 
-OUTPUT_BYTES_MAX = 1024 * 1024  # that is read of what a gate says
-SHOWN_BYTES_MAX = 32_768  # that a model reads of it
-LIMIT_SLACK_S = 5.0  # we end one that takes too long, and the sandbox where we could not
+OUTPUT_BYTES_MAX = 1024 * 1024  # bytes of output that are read
+SHOWN_BYTES_MAX = 32_768  # bytes of output that a model reads
+LIMIT_SLACK_S = 5.0  # the server ends a slow gate; the sandbox does it later if the server could not
 
 
 class Gates(Struct, frozen=True, kw_only=True):
-    """Asked for one slot at a time. Knows nothing of schedules but what is on the gate."""
+    """Runs the gate of one occurrence at a time. Knows nothing else about schedules."""
 
     store: Store
     clock: Clock
@@ -124,7 +124,7 @@ class Gates(Struct, frozen=True, kw_only=True):
 
     async def _hear(self, gate: Gate, child: Child, schedule: Schedule, trust: Trust) -> GateSaid:
         try:
-            # In real seconds: a command takes the time it takes, whatever the house's clock shows.
+            # In real seconds: a command runs in real time, whatever the server's clock shows.
             async with asyncio.timeout(gate.timeout_ms / 1000):
                 child.close_input()
                 output = await _read(child)
@@ -142,7 +142,7 @@ class Gates(Struct, frozen=True, kw_only=True):
 
 
 async def _read(child: Child) -> bytes:
-    """All that it says, of which so much is kept."""
+    """Read all output, and keep the first `OUTPUT_BYTES_MAX` bytes."""
     kept = bytearray()
     while data := await child.read():
         kept += data[: OUTPUT_BYTES_MAX - len(kept)]
@@ -156,13 +156,13 @@ def _how_it_ended(ended: Ended) -> str:
 
 
 def _and_own(held: tuple[Permission, ...], rights: Rights) -> tuple[Permission, ...]:
-    """What was granted, and what its agent has in its own home without a grant."""
+    """Return the grants, and what the agent may write in its own directory without a grant."""
     own = [Permission(Access.WRITE, os.path.realpath(path)) for path in rights.writable]
     return (*held, *own, *(Permission(Access.WRITE, str(path)) for path in rights.writable))
 
 
 def _asked_for(gate: Gate, rights: Rights, held: tuple[Permission, ...]) -> Rights:
-    """No wider than it was asked for: a gate reaches what its `permissions` name, of what was granted."""
+    """Return the rights of the gate: what its `permissions` name, as far as it was granted."""
     wanted = [permission.parse(tag) for tag in gate.permissions]
     return with_granted(rights, [each for each in wanted if each == WEB or any(have.covers(each) for have in held)])
 

@@ -1,4 +1,4 @@
-"""The tasks of an agent's heartbeat: a file each, `heartbeat/ID.md` in its home.
+"""The tasks of an agent's heartbeat: one file each, `heartbeat/ID.md` in the agent directory.
 
     ---
     title: Look after the inbox
@@ -6,8 +6,8 @@
     ---
     Read what is new in inbox.txt. Tell me only what cannot wait.
 
-Front matter may be left out: then the title is the first heading, or the id. Agents write these files too, with tools
-of their own; so nothing here is believed before it was looked at.
+Front matter is optional: then the title is the first heading, or the id. Agents also write these
+files with their own tools, so every file is validated before use.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ENTRIES_LOOKED_AT_MAX = 1_000
 
 
 class Filed(Struct, frozen=True):
-    """A task as it lies there; with a `because`, one that is not done, and why."""
+    """A task as read from its file. `because` is set if it cannot be performed, and says why."""
 
     task: Task
     gate: Gate | None = None
@@ -51,7 +51,7 @@ def folder_of(home: Path) -> Path:
 
 
 def parse(id_: str, text: str) -> Filed:
-    """Read a file. What is wrong with it is told."""
+    """Parse a task file. Raises with the reason if it is invalid."""
     said: dict[str, Any] = {}
     words = text
     if text.removeprefix("\ufeff").startswith(FENCE):
@@ -93,7 +93,7 @@ def _heading(words: str) -> str:
 
 
 def render(task: Task, gate: GateForm | None) -> str:
-    """The file that says this. Read again, it says the same."""
+    """Return the file text of a task. Parsing it again gives the same task."""
     front: dict[str, Any] = {"title": task.title}
     if gate is not None:
         front["gate"] = msgspec.to_builtins(gate)
@@ -101,12 +101,15 @@ def render(task: Task, gate: GateForm | None) -> str:
     return "\n".join((FENCE, *lines, FENCE, "", task.text.strip("\n"), ""))
 
 
-# --- on disk ---
+# --- files ---
 
 
 @contextmanager
 def _opened(home: Path) -> Generator[int]:
-    """The folder itself, and no link in its place: whoever may write there may put one, also in this very moment."""
+    """Open the directory itself, never a link in its place.
+
+    An agent that may write there could put a link at any moment.
+    """
     folder = os.open(folder_of(home), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield folder
@@ -115,11 +118,11 @@ def _opened(home: Path) -> Generator[int]:
 
 
 def listed(home: Path) -> list[str]:
-    """The ids of what lies there, in order. A link, or a name that is no id, is none."""
+    """Return the task ids in order. Links and names that are not valid ids are ignored."""
     try:
         with _opened(home) as folder:
             return _listed(folder)
-    except OSError:  # there is none, or something else lies in its place
+    except OSError:  # it does not exist, or is not a directory
         return []
 
 
@@ -141,10 +144,10 @@ def _is_id(name: str) -> bool:
 
 
 async def read_all(home: Path, look: Look) -> list[Filed]:
-    """Every task, with those that cannot be done and why not."""
+    """Read every task, including those that cannot be performed, with the reason."""
     folder = os.path.realpath(folder_of(home))
     if folder != os.path.join(os.path.realpath(home), FOLDER):
-        return []  # a link in its place would show whatever it leads to
+        return []  # a link in its place would expose its target
     found = [await _read(folder, id_, look) for id_ in await asyncio.to_thread(listed, home)]
     return [each for each in found if each is not None]
 
@@ -165,7 +168,7 @@ async def _read(folder: str, id_: str, look: Look) -> Filed | None:
 
 
 def put(home: Path, task: Task, gate: GateForm | None, *, overwrite: bool) -> Path:
-    """Whole or not at all. One that is there already stays, unless it is to be replaced."""
+    """Write a task file atomically. An existing task is replaced only with `overwrite`."""
     text = render(task, gate)
     if not is_storable(text):
         raise unstorable("this task")

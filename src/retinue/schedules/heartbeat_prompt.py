@@ -1,6 +1,6 @@
-"""What is due at a heartbeat: the checklist and the tasks of its agent, read when its time has come, as one prompt.
+"""Builds the prompt of a due heartbeat from the agent's checklist and tasks.
 
-Nothing is spent where nothing is due. Whatever cannot be believed is left out, and said so.
+If nothing is due, no model is called. Untrusted content is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from retinue.domain.schedule import TEXT_BYTES_MAX, Every, GateSaid, Place, Sche
 from retinue.domain.trust import Trust
 from retinue.schedules.heartbeat_files import Filed, read_all
 
-BUSY_S_MIN, BUSY_S_MAX = 1.0, 30.0  # between one look at a busy conversation and the next
+BUSY_S_MIN, BUSY_S_MAX = 1.0, 30.0  # seconds between checks of a busy session
 BUSY_WAIT_S_MAX = 600.0
 GATES_AT_ONCE_MAX = 4
 BECAUSE_CHARS_MAX = 1_000
@@ -32,16 +32,16 @@ EMPTY = "empty: nothing is on its checklist"
 
 
 class _Due(Struct, frozen=True):
-    """A task that is to be done now, or why it is not."""
+    """A task that is due, or the reason why it is not."""
 
     task: Task
-    output: str = ""  # of its gate, where that is words from outside
+    output: str = ""  # untrusted output of its gate
     because: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checklists:
-    """Read for one heartbeat at a time."""
+    """Reads the checklist and tasks for one heartbeat at a time."""
 
     clock: Clock
     look: Look
@@ -49,7 +49,8 @@ class Checklists:
     home_of: Callable[[str], Path]
     workspace_of: Callable[[Agent, Path], Path]
     gates: AskGate
-    why_no_gate: Callable[[Agent], str]  # why an agent may not run a command without being asked; empty where it may
+    # returns why an agent may not run a command without approval, or an empty string
+    why_no_gate: Callable[[Agent], str]
     mask: Callable[[str], str] = str
     _asking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(GATES_AT_ONCE_MAX), repr=False)
 
@@ -74,13 +75,16 @@ class Checklists:
         return await self._ask_for(schedule, agent, session, filed, checklist, forced=forced)
 
     async def _why_busy(self, schedule: Schedule, session: SessionId) -> str:
-        """Wait until its conversation has nothing else to do, but not for ever, nor into its next beat."""
+        """Wait until the session is idle, but not without limit and not into the next occurrence.
+
+        Returns the reason if it stayed busy.
+        """
         every_s = schedule.when.seconds if isinstance(schedule.when, Every) else BUSY_WAIT_S_MAX
         waited_s, longest_s = 0.0, min(BUSY_WAIT_S_MAX, every_s / 2)
         while await self.is_busy(session):
             if waited_s >= longest_s:
                 return f"busy: its conversation had something else to do for {spell_out(int(waited_s))}"
-            # As long again as was waited already: a short answer is not missed, and a long one not asked after.
+            # Wait as long again as before: short runs are not missed, and long ones are not polled often.
             wait_s = min(max(waited_s, BUSY_S_MIN), BUSY_S_MAX, longest_s - waited_s)
             await self.clock.sleep(wait_s)
             waited_s += wait_s
@@ -103,7 +107,7 @@ class Checklists:
             return GateSaid(open=False, because=f"nothing is due. {left_out}"[:BECAUSE_CHARS_MAX])
         text = heartbeat.prompt_of(schedule.text, checklist, [each.task for each in due])
         if schedule.place is Place.MAIN and heartbeat.TOKEN not in text:
-            text = f"{text}\n\n{heartbeat.OTHERWISE}"  # its own conversation is told so once and for all
+            text = f"{text}\n\n{heartbeat.OTHERWISE}"  # a dedicated session has this in its system prompt
         if len(text.encode()) > TEXT_BYTES_MAX:
             because = f"too much: what is due has more than {TEXT_BYTES_MAX:,} bytes"
             return GateSaid(open=False, because=because)
@@ -116,7 +120,7 @@ class Checklists:
             return _Due(task, because=filed.because)
         if because := self.why_no_gate(agent):
             return _Due(task, because=f"gate: it was not run, {because}")
-        # Whoever may write the file may have written its gate: it is as good as anything in that home, and no better.
+        # An agent that may write the file may have written its gate: it gets the trust of that directory.
         asked = replace(schedule, name=task.id, gate=filed.gate, trust=Trust.PRIVATE)
         async with self._asking:
             said = await self.gates(asked, agent, session)
@@ -129,7 +133,7 @@ class Checklists:
 
 
 def _among(filed: Sequence[Filed], wanted: tuple[str, ...]) -> list[Filed]:
-    """Those that are wanted. One that is gone since is told of."""
+    """Return the wanted tasks. A task that no longer exists is returned with the reason."""
     by_id = {each.task.id: each for each in filed}
     gone = "there is no such task any more"
     return [by_id.get(id_) or Filed(Task(id=id_, title=id_, text=""), because=gone) for id_ in dict.fromkeys(wanted)]

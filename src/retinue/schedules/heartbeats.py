@@ -1,7 +1,7 @@
-"""Which agents have a heartbeat, kept in line with the settings, the staff and what lies in their folders.
+"""Keeps the heartbeat schedules in sync with the settings, the agents and their task files.
 
-A heartbeat is a schedule like any other, of its own kind: here it is only made, changed and disabled. A house in which
-nobody has one, and nobody has a task, has no row for it and no commit.
+A heartbeat is a schedule of a separate kind: here it is only added, changed and disabled. A server
+without heartbeats and tasks has no row for them and makes no commit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NOT_SET = "no heartbeat is set for it, and it has no tasks"
 
 
 class Wishes(Struct, frozen=True, kw_only=True):
-    """What the settings say."""
+    """The settings that concern heartbeats."""
 
     house: HeartbeatDefaults
     default_agent: str | None
@@ -57,7 +57,7 @@ class Wishes(Struct, frozen=True, kw_only=True):
 
 
 class Beating(Struct, frozen=True):
-    """An agent with a heartbeat, and how it goes. Not `asked_for`: only while there is something to do."""
+    """An agent with a heartbeat and its rules. Without `is_configured` it runs only while there are tasks."""
 
     agent: str
     rules: HeartbeatRules
@@ -65,7 +65,7 @@ class Beating(Struct, frozen=True):
 
 
 def beating(staff: Sequence[Agent], wishes: Wishes) -> list[Beating]:
-    """Those with a heartbeat of their own; where there are none, the one who answers by default."""
+    """Return the agents with a configured heartbeat. If there are none, return the default agent."""
     own = [agent for agent in staff if agent.heartbeat != NO_HEARTBEAT]
     house = wishes.house.rules
     if not own:
@@ -79,7 +79,7 @@ def beating(staff: Sequence[Agent], wishes: Wishes) -> list[Beating]:
 
 
 def id_of(agent: str) -> ScheduleId:
-    """An agent has one heartbeat, and it is always the same."""
+    """Return the schedule id of an agent's heartbeat. An agent has one, with a fixed id."""
     return ScheduleId(derived(agent.casefold(), "heartbeat"))
 
 
@@ -115,6 +115,8 @@ def schedule_of(beat: Beating, house: HeartbeatDefaults, *, start: datetime) -> 
 
 
 class Heartbeats:
+    """Keeps heartbeat schedules in sync in the background."""
+
     def __init__(
         self,
         store: Store,
@@ -145,11 +147,11 @@ class Heartbeats:
         await self._looking.stop()
 
     def poke(self) -> None:
-        """The settings, the staff or a folder may have changed."""
+        """Sync soon: settings, agents or task files may have changed."""
         self._looking.poke()
 
     async def fit(self, *, boot: bool = False) -> None:
-        """Bring the schedules in line. At a start, one that has never run runs at once."""
+        """Sync the schedules. At boot, a heartbeat that has never run is due at once."""
         async with self._lock:
             wishes = self._wishes()
             staff = await self._store.read(agents.everyone)
@@ -166,7 +168,7 @@ class Heartbeats:
                 await self._store.write(act, point="schedule")
 
     def _has_any(self, agent: Agent) -> bool:
-        """Whether anything is on its checklist, by the looks of it."""
+        """Whether the agent has tasks or a checklist that is not empty. File trust is not checked."""
         home = self._home_of(agent.name)
         if listed(home):
             return True
@@ -175,7 +177,7 @@ class Heartbeats:
         return not heartbeat.is_empty(text)
 
     def _watch(self, agent: str | None) -> None:
-        """Where tasks alone make a heartbeat, hear of the first one."""
+        """Watch the task directory of an agent whose heartbeat depends on tasks alone."""
         folder = folder_of(self._home_of(agent)) if agent is not None else None
         if folder == self._watched:
             return
@@ -189,7 +191,7 @@ class Heartbeats:
 
 
 def _read(path: Path) -> str | None:
-    """A plain file, and nothing that would have us wait: agents put things there."""
+    """Read a regular file only. Agents write here, and a FIFO or device could block."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -200,7 +202,7 @@ def _read(path: Path) -> str | None:
 
 
 class _Change(Struct, frozen=True):
-    """A schedule that is to be as told, or one that is to rest: `schedule` is None then."""
+    """A schedule to add or change. If `schedule` is None, the stored one is disabled."""
 
     kept: Kept | None
     schedule: Schedule | None
@@ -225,7 +227,7 @@ def _plan(
 
 
 def _from_then_on(was: Schedule, wanted: Schedule) -> Schedule:
-    """Steps that stay as long are counted from where they were."""
+    """Keep the start time if the interval is unchanged."""
     same = isinstance(was.when, Every) and isinstance(wanted.when, Every) and was.when.seconds == wanted.when.seconds
     return replace(wanted, when=was.when) if same else wanted
 
@@ -234,7 +236,7 @@ def _fit(conn: sa.Connection, *, plan: Callable[[sa.Connection], list[_Change]],
     page = Page(conn, now_ms)
     for change in plan(conn):
         if change.schedule is None:
-            assert change.kept is not None  # one that is to rest is there
+            assert change.kept is not None  # a schedule to disable exists
             schedules.disable(page, change.kept, because=NOT_SET)
         elif change.kept is None:
             schedules.add(page, change.schedule, zone=zone)

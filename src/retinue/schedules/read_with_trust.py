@@ -1,4 +1,4 @@
-"""A file with its label, as the file tools would have it: for whoever reads one outside of a run."""
+"""Reads a file with its trust, as the file tools do, for code outside of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from retinue.tools.files.file_snapshot import look_if_there
 
 
 async def look_for(ground: Ground, path: str) -> Looked | None:
-    """A link counts as well as what it leads to: whoever made it chose the file."""
+    """Read a file and its trust. For a link, the trust of the link counts too: its author chose the file."""
     real = await asyncio.to_thread(os.path.realpath, path)
     async with ground.alone_with(real):
         found = await asyncio.to_thread(

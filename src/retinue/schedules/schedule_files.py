@@ -1,7 +1,8 @@
-"""`schedules/NAME.md` in the house's home: each named schedule as a file, and each such file as a schedule.
+"""Keeps `schedules/NAME.md` in the data directory in sync with the named schedules.
 
-The store is the truth, and a file is an equal way to change it: what is written there is set within moments, and what
-is set elsewhere is written there. A file that cannot be read changes nothing, and is told of with its line.
+The store is authoritative, and a file is an equal way to change it. An edited file is applied
+within moments, and a change made elsewhere is written to the file. An invalid file changes nothing
+and is reported with its line.
 """
 
 from __future__ import annotations
@@ -50,20 +51,22 @@ UTC = ZoneInfo("UTC")
 
 
 class _Found(Struct, frozen=True):
-    """A file as it lies there."""
+    """A schedule file as found on disk."""
 
     text: str
     mtime_ms: int
 
 
 class _Agreed(Struct, frozen=True):
-    """What a file and the store said when they last said the same."""
+    """File text and store version when both last had the same content."""
 
     text: str
     updated_ms: int
 
 
 class ScheduleFiles:
+    """Keeps schedule files and the store in sync in the background."""
+
     def __init__(
         self,
         store: Store,
@@ -74,7 +77,7 @@ class ScheduleFiles:
         *,
         aside: Callable[..., Awaitable[Any]] = asyncio.to_thread,
     ) -> None:
-        """`aside` does what blocks, on the disk, while others go on."""
+        """`run_blocking` runs blocking disk access in the background."""
         self._aside = aside
         self._store = store
         self._clock = clock
@@ -99,11 +102,11 @@ class ScheduleFiles:
         await self._looking.stop()
 
     def problems(self) -> list[str]:
-        """Which files could not be read, and why."""
+        """Return which files could not be read, and why."""
         return [f"{name}.md: {why}" for name, why in sorted(self._problems.items())]
 
     async def look(self) -> None:
-        """Bring files and store in line."""
+        """Sync files and store."""
         async with self._lock:
             await self._remove_gone()
             found = await self._aside(self._read_all)
@@ -156,7 +159,7 @@ class ScheduleFiles:
         except NoId:
             problems[name] = f"line 2: it has no id; this one is its own: `id: {schedule.id}`"
         except RetinueError as error:
-            if same_file:  # what stood there was never good, and the store has gone on
+            if same_file:  # the file was invalid all along, and the store has changed since
                 await self._write_file(kept)
             else:
                 problems[name] = _told(error)
@@ -168,7 +171,7 @@ class ScheduleFiles:
         return self._plain(filed.form, kept) == self._plain(own, kept)
 
     def _plain(self, form: schedule_parser.Form, kept: Kept) -> schedule_parser.Form:
-        """In one spelling, so that two that mean the same are the same."""
+        """Return the form in a canonical spelling, so that equal schedules compare equal."""
         zone = ZoneInfo(kept.zone)
         if form.every:
             form = msgspec.structs.replace(form, every=str(schedule_parser.span_s(form.every)))
@@ -205,7 +208,7 @@ class ScheduleFiles:
     async def _take_in(
         self, name: str, file: _Found, kept: list[Kept], folded: dict[str, str], problems: dict[str, str]
     ) -> None:
-        """A file for which there is no schedule of its name: a new one, or one that was renamed."""
+        """Import a file without a schedule of its name: a new schedule, or a renamed one."""
         try:
             valid_name(name, what="a schedule")
             filed = parse(file.text)
@@ -253,7 +256,7 @@ class ScheduleFiles:
         return self._folder / f"{name}.md"
 
     def _read_all(self) -> dict[str, _Found]:
-        """Every file, by the name of its schedule. A link, or what is too large, is none."""
+        """Read every file, by schedule name. Links and files that are too large are ignored."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found: dict[str, _Found] = {}
         for path in sorted(self._folder.glob("*.md"))[:FILES_MAX]:
@@ -268,7 +271,7 @@ class ScheduleFiles:
         return found
 
     def _ids_in(self, found: dict[str, _Found]) -> set[ScheduleId]:
-        """The ids that stand in files, whatever these are called: a file that was renamed is not gone."""
+        """Return the ids in all files, whatever their names: a renamed file is not a removed one."""
         ids: set[ScheduleId] = set()
         for file in found.values():
             try:
@@ -353,7 +356,7 @@ def _mark(page: Page, *, kept: Kept) -> None:
 
 
 def _put(path: Path, text: str, now: datetime) -> None:
-    """Whole or not at all, and of a time by the clock that its schedule goes by."""
+    """Write a file atomically, with a modification time from the server's clock."""
     beside = path.with_name(f".{path.name}.new")
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
         file.write(text)
@@ -364,7 +367,7 @@ def _put(path: Path, text: str, now: datetime) -> None:
 
 
 def _unlink(path: Path, id_: str) -> None:
-    """Unless another schedule has taken its place there."""
+    """Delete the file of a schedule, unless it now belongs to another schedule."""
     try:
         if parse(path.read_text(errors="replace")).id != id_:
             return

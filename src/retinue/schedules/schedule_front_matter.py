@@ -1,4 +1,4 @@
-"""A schedule as a file: front matter that says when and to whom, and below it the words.
+"""A schedule as a file: front matter with time and recipient, and the text below it.
 
     ---
     id: 4f0c…
@@ -7,8 +7,8 @@
     ---
     What is on today?
 
-The file's name is the schedule's. Its id says which schedule it is, so that a copy is not mistaken for a second one: a
-file without one is left alone, and told of.
+The file name is the schedule's name. The id identifies the schedule, so that a copy is not taken
+for a second one. A file without an id is ignored and reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from retinue.schedules.schedule_parser import Form
 
 FILE_BYTES_MAX = 262_144
 
-# What other houses call these.
+# Names that other products use for these keys.
 _ALIASES = {
     "schedule": "cron",
     "taskId": "id",
@@ -42,7 +42,7 @@ _AT = re.compile(r"`\$\.(?P<key>[A-Za-z_]+)")
 
 
 class Filed(msgspec.Struct, frozen=True):
-    """What a file says."""
+    """The content of a schedule file."""
 
     id: ScheduleId
     form: Form
@@ -50,11 +50,11 @@ class Filed(msgspec.Struct, frozen=True):
 
 
 class NoId(Exception):
-    """A file that does not say which schedule it is."""
+    """The file has no schedule id."""
 
 
 def parse(text: str) -> Filed:
-    """Read a file. What is wrong is told with its line."""
+    """Parse a schedule file. Raises with the line number if it is invalid."""
     try:
         said, words = split(text)
     except RetinueError as error:
@@ -63,7 +63,7 @@ def parse(text: str) -> Filed:
     front = {_ALIASES.get(key, key): value for key, value in said.items()}
     front["gate"] = plain_gate(front.get("gate"))
     id_, enabled = front.pop("id", ""), front.pop("enabled", True)
-    for known in ("name", "owner"):  # told for whoever reads it, and set nowhere else but by the file's name
+    for known in ("name", "owner"):  # informational only: the file name and the store decide
         front.pop(known, None)
     if not id_:
         raise NoId
@@ -84,7 +84,7 @@ def parse(text: str) -> Filed:
 
 
 def plain_gate(said: Any) -> Any:
-    """As we call its keys; what is no table stays what it is."""
+    """Return a gate table with our key names. A value that is not a table is returned unchanged."""
     if not isinstance(said, dict):
         return said
     return {_GATE_ALIASES.get(str(k), k): _number(k, v) for k, v in cast("dict[Any, Any]", said).items()}
@@ -100,7 +100,7 @@ def _unknown_key(said: str) -> str:
 
 
 def _lines(text: str) -> dict[str, int]:
-    """On which line each key stands."""
+    """Return the line number of each key."""
     found: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if number > 1 and line.rstrip() == "---":
@@ -111,7 +111,7 @@ def _lines(text: str) -> dict[str, int]:
 
 
 def render(id_: str, form: Form, *, enabled: bool, owner: str = "") -> str:
-    """The file that says this. Read again, it says the same."""
+    """Return the file text of a schedule. Parsing it again gives the same schedule."""
     front: dict[str, Any] = {"id": id_, **msgspec.to_builtins(form)}
     words = front.pop("text", "")
     if owner:

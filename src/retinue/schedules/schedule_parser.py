@@ -1,4 +1,4 @@
-"""A schedule as people and agents write it: one form for the terminal, for tools, for files and for the settings."""
+"""Converts schedules between their written form and the domain type, for the CLI, tools, files and settings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Meta = msgspec.Meta
 
 
 class GateForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A command that decides whether a slot runs: exit 0 runs it, and what it says is added to the text."""
+    """A command that decides whether an occurrence runs. Exit code 0 runs it, and its output is added to the text."""
 
     command: str
     cwd: str = ""
@@ -55,7 +55,7 @@ class GateForm(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Form(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What may be said of a schedule. Exactly one of `at`, `every` and `cron` says when."""
+    """The written form of a schedule. Exactly one of `at`, `every` and `cron` must be set."""
 
     to: Annotated[str, Meta(description="agent:NAME, agent:NAME/SESSION, person:NAME or channel:CONNECTOR:ROOM")] = ""
     text: Annotated[str, Meta(description="what is written to them")] = ""
@@ -80,21 +80,21 @@ class Form(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Who sets a schedule, and when and where they do."""
+    """Everything about a schedule that is not in its form: who sets it, when and with which time zone."""
 
     id: ScheduleId
     name: str
     owner: Address
     trust: Trust
     now: datetime
-    zone: ZoneInfo  # the owner's
+    zone: ZoneInfo  # the owner's time zone
     source: str = "api"
     kind: Kind = Kind.SCHEDULE
-    start: datetime | None = None  # from which steps are counted; None: now
+    start: datetime | None = None  # start of the intervals; None: now
 
 
 def read(form: Form, by: Setting) -> Schedule:
-    """The schedule that a form means. What is wrong with it is refused, and nothing is guessed."""
+    """Return the schedule that a form describes. Raises if it is invalid; nothing is guessed."""
     zone = known_zone(form.zone) if form.zone else by.zone
     schedule = Schedule(
         id=by.id,
@@ -195,7 +195,7 @@ def read_when(
 
 
 def span_s(text: str) -> int:
-    """`1h30m`, `45s`, `1d`; a bare number is seconds."""
+    """Parse `1h30m`, `45s` or `1d` into seconds. A bare number is seconds."""
     compact = "".join(text.lower().split())[:SPAN_LENGTH_MAX]
     if compact.isascii() and compact.isdigit():
         return int(compact)
@@ -211,7 +211,7 @@ def span_s(text: str) -> int:
 
 
 def short_span(seconds: int) -> str:
-    """As `span_s` reads it."""
+    """Format seconds so that `parse_span_s` can read them."""
     parts: list[str] = []
     for unit, size in _SECONDS.items():
         amount, seconds = divmod(seconds, size)
@@ -221,7 +221,7 @@ def short_span(seconds: int) -> str:
 
 
 def write(schedule: Schedule, zone: ZoneInfo) -> Form:
-    """The form that means this schedule. Read again, it is the same; times are shown in `zone`."""
+    """Return the form of a schedule, with times in `zone`. Reading it again gives the same schedule."""
     when = schedule.when
     return Form(
         to=str(schedule.to),
@@ -243,14 +243,14 @@ def write(schedule: Schedule, zone: ZoneInfo) -> Form:
 
 
 def changed(form: Form, changes: Mapping[str, Any]) -> Form:
-    """A form in which some was said anew. Another way to say when takes the place of the one before."""
+    """Return a form with changes applied. A new `at`, `every` or `cron` replaces the old one."""
     if any(changes.get(name) for name in ("at", "every", "cron")):
         form = msgspec.structs.replace(form, at="", every="", cron="")
     return msgspec.structs.replace(form, **changes)
 
 
 def means_the_same(one: Schedule, other: Schedule) -> bool:
-    """Whether two say the same, whoever set them, and whenever their steps are counted from."""
+    """Whether two schedules are equal, apart from their author and the start of their intervals."""
     return write(one, ZoneInfo("UTC")) == write(other, ZoneInfo("UTC"))
 
 
