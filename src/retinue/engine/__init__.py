@@ -1,1 +1,1 @@
-"""Whose turn it is, and what was done."""
+"""The engine: claims batches from lanes, runs them, and commits every step and result."""

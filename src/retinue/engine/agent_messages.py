@@ -1,7 +1,7 @@
-"""Words from one session to another: to whom they go, and whose work a run over them is.
+"""Agent messages from one session to another: their recipient and the lineage of the run they start.
 
-A word is mail of kind `system`. It may start a run, and then whoever sits before that session hears what comes of it;
-whoever said it hears nothing back.
+An agent message is an envelope of kind `system`. It may start a run, whose answer goes to the
+person of that session. The sending agent gets no answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PEOPLE = frozenset({AddressKind.PERSON, AddressKind.CHANNEL})
 
 
 def pass_on(conn: sa.Connection, *, word: Word, now_ms: int) -> tuple[Heard, tuple[Wake, ...]]:
-    """The commit of a call that says something to another session. Made again, it finds what it has said."""
+    """The commit of a call that sends an agent message. A repeated call returns the first result."""
     id_ = EnvelopeId(derived(word.run, f"word/{word.call}"))
     said = envelopes.get(conn, id_)
     if said is not None and said.session is not None:
@@ -89,7 +89,7 @@ def _say(page: Page, word: Word, id_: EnvelopeId) -> tuple[Heard, tuple[Wake, ..
     return Heard(envelope=id_, agent=to.agent, session=to.id, refused=refused), entered.wakes
 
 
-# --- to whom ---
+# --- recipient ---
 
 
 def _to(page: Page, word: Word, id_: EnvelopeId, run: Run, here: Session, speaker: Agent) -> tuple[Session, Agent]:
@@ -118,7 +118,7 @@ def _to(page: Page, word: Word, id_: EnvelopeId, run: Run, here: Session, speake
 
 
 def _above(page: Page, here: Session) -> Session | None:
-    """The session from which this one was sent out."""
+    """Return the session that started this one."""
     parent = sessions.get(page.conn, here.origin.parent) if here.origin.parent is not None else None
     return parent if parent is not None and parent.deleted_at is None else None
 
@@ -144,7 +144,10 @@ def _foreground(page: Page) -> Sequence[Session]:
 
 
 def _latest(page: Page, run: Run, here: Session, speaker: Agent, newest_first: Sequence[Session]) -> Session | None:
-    """The last one that is not this one: of the person whom the run works for, or else of those that they see."""
+    """Return the latest session other than this one, or None.
+
+    Sessions of the run principal come first, then others that they may see.
+    """
     behalf = str(run.descent.behalf)
     who = whose(page.conn, run)
     seen = [each for each in newest_first if each.id != here.id and sees(page.conn, who, each)]
@@ -158,7 +161,7 @@ def _may_hear(page: Page, speaker: Agent, session: Session) -> bool:
 
 
 def _named(page: Page, word: Word, id_: EnvelopeId, run: Run, here: Session, speaker: Agent) -> Session | None:
-    """An agent stands for the session that this one has with it."""
+    """Find the named session. An agent name means the session that this one has with that agent."""
     name = word.to.removeprefix("agent:")
     target = agents.find(page.conn, name)
     if target is not None:
@@ -188,7 +191,10 @@ def _named(page: Page, word: Word, id_: EnvelopeId, run: Run, here: Session, spe
 
 
 def session_with(page: Page, id_: EnvelopeId, here: Session, target: Agent) -> Session:
-    """The last session that an agent has had with this one, or a new one: what others have said to it is not there."""
+    """Return the latest session that an agent has with this one, or a new one.
+
+    It does not contain messages from other sessions.
+    """
     origin = Origin(OriginKind.AGENT, str(address.agent(here.agent, here.id)))
     found = sessions.latest_of(page.conn, target.name, origin)
     if found is not None:
@@ -196,7 +202,7 @@ def session_with(page: Page, id_: EnvelopeId, here: Session, target: Agent) -> S
     made = SessionId(derived(id_, "session"))
     sessions.start(page, made, agent=target.name, origin=origin)
     session = sessions.get(page.conn, made)
-    assert session is not None  # it was started a line above
+    assert session is not None  # started just above
     return session
 
 
@@ -209,13 +215,13 @@ def _nowhere(text: str) -> NotFound:
     )
 
 
-# --- a person goes along ---
+# --- switching a person to another agent ---
 
 
 def _elsewhere(
     page: Page, word: Word, id_: EnvelopeId, run: Run, here: Session, speaker: Agent
 ) -> tuple[Session, Agent]:
-    """The conversation that the person who sits here goes on with."""
+    """Return the conversation to which the person moves."""
     if not here.origin.kind.foreground or run.lineage is not None or run.sender.kind not in PEOPLE:
         raise NotAllowed(
             "nobody sits here who could go elsewhere",
@@ -223,7 +229,7 @@ def _elsewhere(
             try_this="agents_message asks another agent, and stays here",
             code="switch.nobody",
         )
-    # As one of the house, whose own conversations these are, also where it is the owner.
+    # With restricted level, so that even the owner moves only within their own conversations.
     who = Principal(address=run.sender, level=PermissionLevel.RESTRICTED, trust=Trust.PERSON)
     back = word.to.casefold() == agent_switch.BACK
     if back:
@@ -245,7 +251,7 @@ def _elsewhere(
     return there, target
 
 
-# --- whose work it is ---
+# --- lineage ---
 
 
 def _asked_by(page: Page, run: Run, here: Session) -> SessionId | None:
@@ -254,8 +260,10 @@ def _asked_by(page: Page, run: Run, here: Session) -> SessionId | None:
 
 
 def _handed(page: Page, run: Run, here: Session) -> Delegation | None:
-    """The work that this run was handed, or for which its session was made. What was once written into a session by
-    somebody else makes nobody who speaks there their envoy."""
+    """Return the delegation that this run works on, or for which its session was made.
+
+    A message that another agent once wrote into a session does not make its later runs delegated.
+    """
     asked = delegations.get(page.conn, run.envelopes[0]) if run.envelopes else None
     if asked is None and here.origin.kind in SENT_OUT:
         return delegations.get(page.conn, here.origin.key)
@@ -265,14 +273,18 @@ def _handed(page: Page, run: Run, here: Session) -> Delegation | None:
 def _lineage(
     page: Page, word: Word, run: Run, here: Session, speaker: Agent, to: Session, target: Agent
 ) -> Lineage | None:
-    """A word back to whoever handed out the work is read as its answer will be; any other is work handed on."""
+    """Return the lineage of the run that the message starts.
+
+    A message back to the delegating session has the lineage of the result. Any other message counts
+    as delegation.
+    """
     handed = _handed(page, run, here)
     if handed is not None and handed.session == to.id:
         return handed.above
     own = target.name == speaker.name
-    if word.switches and word.to.casefold() == agent_switch.BACK:  # they came from there
+    if word.switches and word.to.casefold() == agent_switch.BACK:  # the way back is always allowed
         decision = None
-    elif word.silent:  # nobody works on it
+    elif word.silent:  # a silent message starts no run
         decision = None if own else may_message(speaker, target)
     else:
         kind = DelegationKind.SEND if own else DelegationKind.MESSAGE

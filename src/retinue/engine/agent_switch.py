@@ -1,5 +1,7 @@
-"""Going on with another agent, and coming back: a person takes their words, or what was said, from one conversation to
-another. What they take with them is an envelope like any other."""
+"""Move a person's conversation to another agent and back (`/switch`).
+
+The person's text, or the last reply, is carried over as an ordinary envelope.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,19 @@ from retinue.store.core.transaction import Page
 from retinue.store.sessions import records, sessions
 
 BACK = "back"
-CAME_FROM = "cameFrom"  # among the `core` attributes of a session: where whoever came here last was before
+CAME_FROM = "cameFrom"  # key in a session's `core` attributes: the session that the last person to switch came from
 SUMMARY_BYTES_MAX = 4_096
 
 
 class Switched(Struct, frozen=True):
+    """The reply to a `/switch` command, and the lanes to wake."""
+
     text: str
     wakes: tuple[Wake, ...] = ()
 
 
 def switch(page: Page, draft: Draft, rest: str, session: Session, agent: Agent, *, who: Principal) -> Switched:
-    """/switch AGENT [WORDS], /switch back [WORDS]."""
+    """Execute /switch AGENT [TEXT] or /switch back [TEXT]."""
     name, _, words = rest.strip().partition(" ")
     words = words.strip()
     if not name:
@@ -55,7 +59,7 @@ def switch(page: Page, draft: Draft, rest: str, session: Session, agent: Agent, 
 
 
 def remember(page: Page, session: Session, there: Session) -> None:
-    """From where whoever goes there came."""
+    """Record in the new session which session the person came from."""
     core = patched(there.attributes, {"core": {CAME_FROM: session.id}})
     sessions.set_attributes(page.conn, there.id, core, at_ms=page.at_ms)
 
@@ -63,7 +67,7 @@ def remember(page: Page, session: Session, there: Session) -> None:
 def session_with(
     page: Page, speaker: Address, session: Session, to: Agent, who: Principal, *, made_by: EnvelopeId
 ) -> Session:
-    """The last one that this person had with them, or a new one. Whoever speaks in a room stays in it."""
+    """Return the person's latest session with the agent, or a new one. In a channel it stays in that channel."""
     in_room = speaker.kind is AddressKind.CHANNEL
     if in_room:
         origin = session.origin
@@ -77,12 +81,12 @@ def session_with(
     id_ = SessionId(derived(made_by, "switch"))
     sessions.start(page, id_, agent=to.name, origin=replace(origin, parent=None))
     made = sessions.get(page.conn, id_)
-    assert made is not None  # just written, in this very commit
+    assert made is not None  # started just above
     return made
 
 
 def came_from(page: Page, speaker: Address, session: Session, who: Principal) -> Session | None:
-    """Where somebody was before they came here, if they may still go there."""
+    """Return the session that the person came from, if they may still see it."""
     core = session.attributes.get("core")
     before = cast("dict[str, Any]", core).get(CAME_FROM) if isinstance(core, dict) else None
     there = sessions.get(page.conn, before) if isinstance(before, str) else None
@@ -106,7 +110,7 @@ def _back(page: Page, draft: Draft, words: str, session: Session, agent: Agent, 
 
 
 def _letter(draft: Draft, there: Session, words: str) -> Draft:
-    """The person's own words, on their way to where they go."""
+    """Return the envelope that carries the person's text to the other session."""
     return Draft(
         id=EnvelopeId(derived(draft.id, "switched")),
         sender=draft.sender,
@@ -121,7 +125,7 @@ def _letter(draft: Draft, there: Session, words: str) -> Draft:
 
 
 def _told(page: Page, draft: Draft, session: Session, agent: Agent, there: Session) -> Draft | None:
-    """What the other agent said last, as its words and not the person's: no better than what it knew."""
+    """Return the other agent's last reply as an agent's message, with no more trust than its context."""
     found, _ = records.read(page.conn, session.id, first=session.context_from, last=session.record_seq)
     said = next((r.body.text for r in reversed(found) if isinstance(r.body, Reply) and r.body.text.strip()), "")
     if not said:
@@ -148,5 +152,5 @@ def _went(page: Page, draft: Draft, session: Session, there: Session) -> str:
 
 
 def tell(page: Page, speaker: Address, session: Session, there: Session) -> None:
-    """So that the window of whoever goes there follows."""
+    """Emit the event that lets the person's web app follow to the other session."""
     page.tell(NewsKind.SESSION_SWITCHED, session=session.id, to=there.id, agent=there.agent, by=str(speaker))

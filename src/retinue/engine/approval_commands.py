@@ -1,5 +1,4 @@
-"""/allow, /approve and /deny: a question answered in the conversation that it was put to. And a bare number, where the
-question stands in a room that has no buttons."""
+"""The commands /allow, /approve and /deny, and a bare number in a channel without buttons."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from retinue.store.runs import approvals
 from retinue.text.answer_options import DENY, Option, by_number, question_in_room
 
 ID_SHOWN_MAX = 40
-OPEN_LOOKED_AT_MAX = 200  # questions of the whole house, for those of one room
+OPEN_LOOKED_AT_MAX = 200  # open approvals read, to find those of one channel
 
 _SCOPES = {
     "allow": GrantScope.ONCE,
@@ -34,7 +33,7 @@ _SCOPES = {
 def decide(
     page: Page, draft: Draft, name: CommandName, rest: str, session: Session, *, who: Principal
 ) -> tuple[str, tuple[Wake, ...]]:
-    """ID, then for how long, then words: `/allow ID session because she asked`, `/approve ID allow-always`."""
+    """Execute /allow ID [SCOPE] [COMMENT], /approve ID [DECISION] [COMMENT] or /deny ID [COMMENT]."""
     id_, _, more = rest.strip().partition(" ")
     first, _, words = more.strip().partition(" ")
     allow, scope = name is not CommandName.DENY, GrantScope.ONCE
@@ -54,15 +53,17 @@ def decide(
 
 
 class Numbered(Struct, frozen=True):
-    """What a number in a room may mean. `open` are the questions that stand there; the option is of the one that is
-    meant, and None where nobody can say which that is."""
+    """What a number in a channel may answer: the open approvals there, and the chosen option.
+
+    `option` is None if several approvals are open and the number is ambiguous.
+    """
 
     open: tuple[Approval, ...]
     option: Option | None
 
 
 def numbered(page: Page, draft: Draft, command: Command) -> Numbered | None:
-    """None where a number is a word like any other: no question stands in this room, or none offers it."""
+    """Return what a number answers. None if it is plain text: no open approval in this channel offers it."""
     standing = [
         (approval, question)
         for approval in approvals.listed(page.conn, limit=OPEN_LOOKED_AT_MAX)
@@ -82,7 +83,7 @@ def _put_to(page: Page, approval: Approval, draft: Draft) -> Envelope | None:
 
 
 def choose(page: Page, draft: Draft, chosen: Numbered, *, who: Principal) -> tuple[str, tuple[Wake, ...]]:
-    """Answer a question by the number of an answer. Of several questions, none is guessed."""
+    """Answer an approval by the number of an option. With several open approvals, none is guessed."""
     option = chosen.option
     if option is None:
         ids = ", ".join(short(each.id) for each in chosen.open)

@@ -1,6 +1,7 @@
-"""Questions put to people: who is asked, what a decision brings about, and who is asked next when nobody answers.
+"""Approvals: whom to ask, what a decision does, and whom to ask next.
 
-A question is an envelope, and so is its answer: both outlive a stop, and the first answer counts.
+A question is an envelope, and so is its answer. Both survive a restart, and the first answer
+counts.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ from retinue.text.approval_text import PERMISSIONS_SHOWN_MAX, question, what
 from retinue.text.approval_text import words as in_words
 
 ESCALATED_AT_ONCE_MAX = 100
-CONVERSATIONS_LOOKED_AT_MAX = 20  # for the last one of somebody who can be asked
-WORDS_LENGTH_MAX = 2_000  # of what is said with a decision
-OPEN_IN_SESSION_MAX = 20  # questions for permissions
-RECORDS_READ_MAX = 200  # of a room, for who writes there; of a context, for what was read there
-FOR_ANOTHER_S = 86_400.0  # how long an agent has what another has asked for on its behalf, unless for good
+CONVERSATIONS_LOOKED_AT_MAX = 20  # sessions read, to find the latest one of a person who may decide
+WORDS_LENGTH_MAX = 2_000  # characters of the comment on a decision
+OPEN_IN_SESSION_MAX = 20  # open permission requests
+RECORDS_READ_MAX = 200  # records read to find who writes in a channel, or the trust of a context
+FOR_ANOTHER_S = 86_400.0  # lifetime of a grant that another agent requested, unless it is permanent
 
 
-# --- asking ---
+# --- requesting an approval ---
 
 
 def park(
@@ -71,8 +72,10 @@ def park(
     now_ms: int,
     asking: ApprovalSettings,
 ) -> tuple[bool, tuple[Wake, ...]]:
-    """Put the question to a person, if there is one, and let go of everything else. Says whether mail already waits for
-    the lane."""
+    """The commit that suspends a run: asks a person, if calls need it, and releases everything else.
+
+    Returns whether envelopes already wait for the lane, and the wake-ups.
+    """
     page = Page(conn, now_ms)
     append = Append(work.session, page, work.run)
     write_closings(append, closings)
@@ -118,7 +121,7 @@ def _ask_about(page: Page, work: Work, parked: Parked, asking: ApprovalSettings)
         calls=parked.calls,
         because=parked.because,
         gives=parked.gives,
-        # A yes for longer than once is given only to what was seen as a whole.
+        # A grant is offered only if the person sees all of its permissions.
         would_grant=parked.would_grant if len(parked.would_grant) <= PERMISSIONS_SHOWN_MAX else (),
         asking=asking,
         turn=parked.turn,
@@ -137,8 +140,11 @@ def request(
     now_ms: int,
     asking: ApprovalSettings,
 ) -> tuple[Approval, tuple[Wake, ...]]:
-    """Ask for a permission and go on: the answer comes as mail of its own. `agent` is who is to have it, which may be
-    another one than who asks. The same call asks once, however often it is made."""
+    """Ask for a permission while the run goes on. The answer comes as an envelope.
+
+    `agent` gets the permission; it may differ from the requesting agent. A repeated call does not
+    ask again.
+    """
     page = Page(conn, now_ms)
     run = runs.get(conn, run_id)
     session = sessions.get(conn, run.session) if run is not None else None
@@ -173,7 +179,7 @@ def request(
 
 
 def _same_wish(page: Page, session: Session, for_another: str, permission: Permission) -> Approval | None:
-    """The question that is open already about the same. No agent fills somebody's inbox with questions."""
+    """Return an open request for the same permission. An agent must not flood a person with requests."""
     waiting = approvals.open_in(page.conn, session.id, limit=OPEN_IN_SESSION_MAX)
     for each in waiting:
         if not each.calls and each.agent == for_another and each.would_grant == (permission,):
@@ -249,9 +255,11 @@ def _ask(
 
 
 def _whom(page: Page, run: Run, session: Session) -> tuple[Address, tuple[Address, ...], Session | None]:
-    """The person to ask; rooms in which they sit, who read it there; and, where nobody sits behind the session,
-    the conversation they had last, whose agent hears of it. Who may not decide is not asked: the owner is. Work that
-    was handed on is the business of whoever it began with, and of nobody else who happens to be here."""
+    """Return the person to ask, the channels to ask in, and the session whose agent is notified.
+
+    For a background session that is the person's latest conversation. A person who may not decide
+    is replaced by the owner. For delegated work the person for whom it is done is asked.
+    """
     if session.origin.kind.foreground or run.sender.kind is AddressKind.PERSON:
         wrote = who_wrote(page.conn, run) if run.sender.kind is AddressKind.CHANNEL else run.sender
         to = wrote if wrote is not None and _can_decide(page, wrote) else OWNER
@@ -275,7 +283,7 @@ def _can_decide(page: Page, who: Address) -> bool:
 
 
 def _only_owner_wrote(page: Page, session: Session) -> bool:
-    """Whether it is the owner's own room, as far back as we look."""
+    """Whether only the owner writes in this channel, as far as the records read show."""
     first = max(1, session.record_seq - RECORDS_READ_MAX)
     found, damaged = records.read(page.conn, session.id, first=first, last=session.record_seq)
     people_said = {record.trust for record in found if record.kind is RecordKind.USER} - {Trust.AGENT, Trust.PRIVATE}
@@ -325,7 +333,7 @@ def _what(approval: Approval) -> str:
 def _tell_beside(
     page: Page, approval: Approval, asker: Session, beside: Session, purpose: str, words: str
 ) -> tuple[Wake, ...]:
-    """A silent notice to the agent whom the person talks to: it may be asked about it, and has nothing to do."""
+    """Send a silent notice to the agent that the person talks to. It may be asked about the approval."""
     if beside.id == asker.id:
         return ()
     draft = Draft(
@@ -343,7 +351,7 @@ def _tell_beside(
 
 
 def _believed(page: Page, session: Session) -> Trust:
-    """How far words of an agent can be believed: as all that it knows. What is too long to look through is not."""
+    """Return the trust of an agent's text: that of its context. A context too long to check is untrusted."""
     first = session.context_from
     found, damaged = records.read(page.conn, session.id, first=first, last=first + RECORDS_READ_MAX)
     doubted = damaged or len(found) > RECORDS_READ_MAX or least_believed(found) is Trust.UNTRUSTED
@@ -355,17 +363,17 @@ def _beside(purpose: str) -> str:
 
 
 def _mail_waits(page: Page, session_id: SessionId) -> bool:
-    """Whether mail is due that a parked run makes way for: a late decision, which comes first, or any loud mail."""
+    """Whether an envelope is due for which a suspended run gives up its lane: a late decision or a non-silent one."""
     first = envelopes.due(page.conn, session_id, page.at_ms, limit=1)
     decision = any(envelope.kind is Kind.DECISION for envelope in first)
     return decision or envelopes.count_due(page.conn, session_id, page.at_ms) > 0
 
 
-# --- asking the next ---
+# --- escalation and expiry ---
 
 
 def _next(page: Page, asked: Sequence[Address], asking: ApprovalSettings) -> Address | None:
-    """Whom to ask when nobody answers: whoever of those named is here, and may decide."""
+    """Return the next person to ask, among those configured who exist and may decide."""
     line = (address.person(name) for name in asking.escalate_to)
     return next_to_ask(asked, [who for who in line if _can_decide(page, who)])
 
@@ -377,7 +385,7 @@ def _escalate_at(page: Page, now: datetime, asked: Sequence[Address], asking: Ap
 
 
 def escalate(page: Page, asking: ApprovalSettings) -> tuple[Wake, ...]:
-    """Where nobody has answered for too long, ask the next in line. The others may still answer."""
+    """Ask the next person if an approval was unanswered for too long. The others may still answer."""
     wakes: list[Wake] = []
     now = from_ms(page.at_ms)
     for approval in approvals.overdue(page.conn, page.at_ms, limit=ESCALATED_AT_ONCE_MAX):
@@ -394,7 +402,7 @@ def escalate(page: Page, asking: ApprovalSettings) -> tuple[Wake, ...]:
 
 
 def expire(page: Page) -> tuple[Wake, ...]:
-    """Close what nobody has answered in time. Whoever went on without the answer is told that none will come."""
+    """Expire unanswered approvals. An agent that did not wait is notified that no answer will come."""
     wakes: list[Wake] = []
     for approval in approvals.expiring(page.conn, page.at_ms, limit=ESCALATED_AT_ONCE_MAX):
         approvals.decide(page.conn, approval.id, ApprovalState.EXPIRED, by="house", at_ms=page.at_ms)
@@ -426,7 +434,7 @@ def _tell_asker(page: Page, approval: Approval, session: Session, words: str) ->
 
 
 def _tell_beside_again(page: Page, approval: Approval, asker: Session, words: str) -> tuple[Wake, ...]:
-    """The second of two silent notices, to the conversation that has heard the first."""
+    """Send the second silent notice, to the session that got the first."""
     first = envelopes.get(page.conn, derived(approval.id, _beside("asked")))
     beside = sessions.get(page.conn, first.session) if first is not None and first.session is not None else None
     return _tell_beside(page, approval, asker, beside, "decided", words) if beside is not None else ()
@@ -457,7 +465,7 @@ def answer_approval(
     scope: GrantScope = GrantScope.ONCE,
     words: str = "",
 ) -> tuple[Approval, tuple[Wake, ...]]:
-    """A person decides. The first answer counts; the decision travels as an envelope at the head of its lane."""
+    """Record a person's decision. The first answer counts; it is an envelope at the head of its lane."""
     page = Page(conn, now_ms)
     approval = approvals.resolve(conn, approval_text)
     decided = decide_in(page, approval, allow=allow, by=by, envelope_id=envelope_id, scope=scope, words=words)
@@ -475,7 +483,7 @@ def decide_in(
     scope: GrantScope = GrantScope.ONCE,
     words: str = "",
 ) -> tuple[Approval, tuple[Wake, ...]]:
-    """The same, within whatever commit `page` belongs to."""
+    """Like `answer_approval`, within an open transaction."""
     conn = page.conn
     person = by.address.name
     scope = _checked(approval, by, allow=allow, scope=scope)
@@ -483,7 +491,7 @@ def decide_in(
     if approval.state is ApprovalState.OPEN and to_ms(approval.expires_at) <= page.at_ms:
         raise _not_open(approval, because="it is expired")
     session = sessions.get(conn, approval.session)
-    assert session is not None  # approvals point to sessions, which are never removed while they do
+    assert session is not None  # approvals reference sessions, which are not purged while referenced
     if approval.state is ApprovalState.OPEN and (gone := _gone(page, approval, session)):
         raise _not_open(approval, because=gone)
     state = ApprovalState.ALLOWED if allow else ApprovalState.DENIED
@@ -524,7 +532,7 @@ def decide_in(
 
 
 def _gone(page: Page, approval: Approval, session: Session) -> str:
-    """Why nobody is left whom a decision could reach; empty where there is."""
+    """Return why a decision has no recipient any more, or an empty string."""
     for name in (session.agent, _for_whom(approval, session)):
         if agents.find(page.conn, name) is None:
             return f"{name} is no longer here"
@@ -563,7 +571,10 @@ def _checked(approval: Approval, by: Principal, *, allow: bool, scope: GrantScop
 
 
 def _grant(page: Page, approval: Approval, session: Session, *, by: str, scope: GrantScope, words: str) -> str:
-    """Keep a yes that is for longer than once. A permission asked for by itself is for the session at least."""
+    """Store a grant for a decision that lasts longer than one call.
+
+    A permission that was requested by itself lasts for the session at least.
+    """
     if scope is GrantScope.ONCE and approval.calls:
         return ""
     now = from_ms(page.at_ms)
@@ -578,7 +589,7 @@ def _grant(page: Page, approval: Approval, session: Session, *, by: str, scope: 
             because=words or approval.because,
             at=now,
             approval=approval.id,
-            # It asked for another, who has no part in this session.
+            # The other agent has no part in this session, so the grant is limited by time.
             expires_at=now + timedelta(seconds=FOR_ANOTHER_S) if approval.agent and not always else None,
         )
         grants.add(page.conn, grant)

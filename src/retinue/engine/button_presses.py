@@ -1,6 +1,6 @@
-"""Buttons below questions: what a press brings about, and what whoever pressed is told, and nobody else.
+"""Button presses below questions: the decision, and the reply that only the presser sees.
 
-A press decides as a command does, in one commit. The answer to it is a courtesy: tried once, on the side.
+A press decides like a command, in one commit. The reply to it is tried once, in the background.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from retinue.text.answer_options import PICK, Option, by_word, read_press
 
 log = logging.getLogger(__name__)
 
-ANSWERED_AT_ONCE_MAX = 20  # presses; whoever presses faster than that is not answered each time
+ANSWERED_AT_ONCE_MAX = 20  # concurrent replies; more presses than that get no reply
 ANSWER_S_MAX = 10.0
 NOT_YOURS = "This is not yours to decide."
-YES = f"{PICK}0"  # the first of two
+YES = f"{PICK}0"  # the first of the two options
 MEANS_NOTHING = "This button means nothing here."
 
 
 class Pressed(Struct, frozen=True):
-    """What came of a press: what is told to whoever pressed, and who is woken."""
+    """The result of a press: the reply to the presser, and the lanes to wake."""
 
     text: str
     wakes: tuple[Wake, ...] = ()
 
 
 class Presses:
-    """Takes presses from the doors, and answers them where the place can."""
+    """Handles button presses from connectors, and replies where the platform can."""
 
     def __init__(
         self, store: Store, clock: Clock, wake: Callable[[Wake], None], connectors: Mapping[str, Connector]
@@ -64,13 +64,16 @@ class Presses:
         self._answers: set[asyncio.Task[None]] = set()
 
     async def take(self, press: Press) -> None:
-        """Once it returns, the decision outlives us. Raises where the store could not say: it is offered again."""
+        """Handle a press. Once this returns, the decision is stored.
+
+        Raises if the store fails; the platform then delivers the press again.
+        """
         body = partial(press_in, press=press, now_ms=to_ms(self._clock.now()))
         pressed = await self._store.write(body, point="decide", then=self._decided)
         self._say(press.instance, press.press_id, pressed.text)
 
     async def refuse(self, instance: str, press_id: str) -> None:
-        """Somebody pressed who may not; the door has it in its books."""
+        """Reply to a presser without access. The intake has already audited it."""
         self._say(instance, press_id, NOT_YOURS)
 
     def abandon(self) -> None:
@@ -93,13 +96,13 @@ async def _answer(connector: Answers, instance: str, press_id: str, text: str) -
     try:
         async with asyncio.timeout(ANSWER_S_MAX):
             await connector.answer_press(press_id, text)
-    except Exception as error:  # whatever a connector does, what was decided is decided
+    except Exception as error:  # a connector failure must not undo the decision
         known = isinstance(error, RetinueError | OSError)
         log.info("press not answered", exc_info=None if known else error, extra={"connector": instance})
 
 
 def press_in(conn: sa.Connection, *, press: Press, now_ms: int) -> Pressed:
-    """The commit of a press. What a button bears counts only in the room that its question was put to."""
+    """The commit of a press. A button is valid only in the channel that its question was sent to."""
     found = _question(conn, press)
     if found is None:
         log.info("press means nothing here", extra={"connector": press.instance})
@@ -143,7 +146,7 @@ def _decide(page: Page, press: Press, question: Envelope, approval: Approval, op
 
 
 def _pick(page: Page, press: Press, question: Envelope, asked: Questionnaire, option: Option) -> Pressed:
-    """One press answers a questionnaire of one question; what comes of it is said in the same room."""
+    """Answer a questionnaire of one question with one press. The agent's answer goes to the same channel."""
     check_answerable(asked, press.who, from_ms(page.at_ms))
     field = asked.fields[0]
     answer = option.word == YES if field.kind is FieldKind.YES_NO else option.label

@@ -1,7 +1,7 @@
-"""Beginning afresh: the commits in which a context is set aside by policy, or by whoever asked for it.
+"""Reset a session's context, by rule or on request.
 
-A refresh never stops a run. It is found due as the next one begins, and its mark is written in that very commit, before
-what is read then. What is asked for meanwhile waits in the session's row, so that a stop of the house loses none of it.
+A reset never stops a run. It is found due when the next run starts, and its mark is written in that
+commit. A pending reset is stored in the session's row, so a restart does not lose it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SILENT = PLAIN.reset
 
 
 def rules_in(session: Session, agent: Agent, settings: SessionSettings) -> ResetRules:
-    """What holds in a conversation. Asked for every run: a house that says nothing of it is soon done."""
+    """Return the reset rules of a session. Called for every run, so the case without rules is fast."""
     house = settings.reset
     if (house is _SILENT or house == _SILENT) and agent.reset == NO_RULES:
         return NO_RULES
@@ -34,14 +34,14 @@ def rules_in(session: Session, agent: Agent, settings: SessionSettings) -> Reset
 def as_due(
     page: Page, session: Session, agent: Agent, first: Envelope, *, settings: SessionSettings, zone: ZoneInfo
 ) -> Session:
-    """The session as a run over this mail finds it: with a fresh context, where one is due. Nobody is at work in it."""
+    """Reset the session's context if that is due, before a run over this envelope. Returns the session."""
     because = session.refresh or ""
     if not because:
         rules = rules_in(session, agent, settings)
         if rules is NO_RULES or not begins_something(first.kind):
             return session
         because = why_afresh(rules, session, now_ms=page.at_ms, zone=zone)
-    if not because or first.kind is Kind.DECISION:  # whose calls were asked about in the context that is there
+    if not because or first.kind is Kind.DECISION:  # its calls belong to the existing context
         return session
     mark_reset(page, session.id, because=because)
     return sessions.get(page.conn, session.id) or session
@@ -50,13 +50,13 @@ def as_due(
 def note_length(
     page: Page, session: Session, agent: Agent, length_tokens: int | None, settings: SessionSettings
 ) -> None:
-    """As a run ends: where its context has grown beyond what the rules have, the next one begins afresh."""
+    """Request a reset for the next run if the context is now longer than the rules allow."""
     if length_tokens is not None and (because := why_too_long(rules_in(session, agent, settings), length_tokens)):
         _wait_for_next(page, session, because)
 
 
 def refresh(page: Page, session: Session, *, because: str) -> bool:
-    """Begin afresh at once, or after the run that is at work or waits. Says whether it was at once."""
+    """Reset the context now, or after the active or suspended run. Returns whether it was done now."""
     idle = session.wakefulness is Wakefulness.SLEEPING and runs.open_in(page.conn, session.id) is None
     if idle:
         mark_reset(page, session.id, because=because)
@@ -66,7 +66,7 @@ def refresh(page: Page, session: Session, *, because: str) -> bool:
 
 
 def _wait_for_next(page: Page, session: Session, because: str) -> None:
-    now = sessions.get(page.conn, session.id) or session  # somebody may have asked for it meanwhile
+    now = sessions.get(page.conn, session.id) or session  # another request may have been stored meanwhile
     reasons = with_reason(now.refresh or "", because)
     if reasons != now.refresh:
         sessions.ask_refresh(page.conn, session.id, reasons)

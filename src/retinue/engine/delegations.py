@@ -1,6 +1,7 @@
-"""Handing work on: the letter, the terms beside it, and the look at what came of it.
+"""Delegate work to another session: the request envelope, the delegation and its result.
 
-A call that hands work on may be made again, after a crash or a wait: its id is the call's, so it finds what it made.
+A delegating call may be repeated after a crash or a suspension. The delegation id derives from the
+call, so a repeated call finds the delegation that it made.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def delegation_id(run: str, call: str) -> EnvelopeId:
 def hand_over(
     conn: sa.Connection, *, handing: Handing, now_ms: int, defaults: Defaults = PLAIN
 ) -> tuple[Handed, tuple[Wake, ...]]:
-    """The commit of a call that hands work on: made the first time, looked at every other time."""
+    """The commit of a delegating call: creates the delegation the first time, returns its status later."""
     page = Page(conn, now_ms)
     seen = delegations.get(conn, delegation_id(handing.run, handing.call))
     done = _look_again(page, seen) if seen is not None else _make(page, handing, defaults)
@@ -63,7 +64,7 @@ def hand_over(
 
 def _make(page: Page, handing: Handing, defaults: Defaults) -> tuple[Handed, tuple[Wake, ...]]:
     run = runs.get(page.conn, handing.run)
-    if run is not None and not run.status.open:  # ended by another worker, while this one was about to make its call
+    if run is not None and not run.status.open:  # ended by another worker just before this call
         run = None
     session = sessions.get(page.conn, run.session) if run is not None else None
     asker = agents.find(page.conn, run.agent) if run is not None else None
@@ -75,7 +76,7 @@ def _make(page: Page, handing: Handing, defaults: Defaults) -> tuple[Handed, tup
             code="delegation.no-run",
         )
     id_, above = delegation_id(run.id, handing.call), descent(page.conn, run)
-    if handing.kind is DelegationKind.EXTERNAL:  # the agent's own work, done elsewhere: nobody else is asked
+    if handing.kind is DelegationKind.EXTERNAL:  # the agent's own work, done externally: no other agent is involved
         target, to, lineage = asker, None, above
     else:
         target = _target(page, asker, handing)
@@ -120,7 +121,7 @@ def _make(page: Page, handing: Handing, defaults: Defaults) -> tuple[Handed, tup
         request = replace(letter, recipient=background_jobs.HERE, kind=Kind.MESSAGE)
         return Handed(delegation=made), take_job(page, request, made).wakes
     entered = enter(page, letter)
-    if entered.receipt.outcome is not None:  # there was no room for it: what came of it is there already
+    if entered.receipt.outcome is not None:  # the queue was full, so the result is already there
         return _look(page, delegations.get(page.conn, id_) or made), entered.wakes
     return Handed(delegation=made, queued=to is not None and to.wakefulness is Wakefulness.ACTIVE), entered.wakes
 
@@ -152,7 +153,7 @@ def _allow(page: Page, run: Run, asker: Agent, target: Agent, kind: DelegationKi
 def _session(
     page: Page, handing: Handing, id_: EnvelopeId, run: Run, session: Session, asker: Agent, target: Agent
 ) -> Session:
-    """Where the work is done."""
+    """Return the session in which the work is done."""
     if handing.kind is DelegationKind.BACKGROUND:
         made = background_jobs.session_for(page, id_, target, session.id, task=handing.text)
         return sessions.get(page.conn, made) or session
@@ -160,7 +161,7 @@ def _session(
         return _start(page, id_, target, Origin(OriginKind.SUBAGENT, id_, parent=session.id), name=handing.label)
     ours = str(address.agent(asker.name, session.id))
     if handing.session in (LATEST, LATEST_OR_CREATE):
-        # Those that this very session has had with them: what another person's session has said there is not for here.
+        # Only sessions between these two: what another person's session said there is private.
         found = sessions.latest_of(page.conn, target.name, Origin(OriginKind.AGENT, ours))
         if found is not None:
             return found
@@ -177,8 +178,11 @@ def _session(
 
 
 def _may_write(page: Page, handing: Handing, run: Run, session: Session, asker: Agent, chosen: Session) -> bool:
-    """Into those that came of this session; into any other as the owner lets the agent, and where whoever it works for
-    could look into it themselves."""
+    """Whether the run may write into the chosen session.
+
+    Always if that session came from this one. Otherwise the owner must allow the agent, and the run
+    principal must be able to see it.
+    """
     target = agents.find(page.conn, chosen.agent)
     return (
         target is not None
@@ -196,7 +200,7 @@ def _start(page: Page, id_: EnvelopeId, target: Agent, origin: Origin, *, name: 
     made = session_made_for(id_)
     sessions.start(page, made, agent=target.name, origin=origin, name=name, unique=False)
     session = sessions.get(page.conn, made)
-    assert session is not None  # it was started a line above
+    assert session is not None  # started just above
     return session
 
 
@@ -210,7 +214,7 @@ def _no_session(sentence: str, target: Agent) -> NotFound:
 
 
 def _on_the_same_ground(page: Page, handing: Handing, run: Run) -> Handing:
-    """Whoever is sent out by a run that was asked to work elsewhere works there, too."""
+    """A subagent of a run with a requested workspace works in that workspace too."""
     if handing.kind not in SENT_OUT:
         return handing
     held = (envelopes.get(page.conn, id_) for id_ in run.envelopes)
@@ -237,7 +241,7 @@ def _letter(handing: Handing, id_: EnvelopeId, session: Session, asker: Agent, t
 
 
 def _look_again(page: Page, delegation: Delegation) -> tuple[Handed, tuple[Wake, ...]]:
-    """What became of it. Where the call takes an answer from another session, the two may go on from there."""
+    """Return the status of a delegation. After a `sessions_send` call the two sessions may continue the exchange."""
     handed = _look(page, delegation)
     goes_on = delegation.kind is DelegationKind.SEND and delegation.state is DelegationState.DONE
     letter = session_exchange.begin(page, delegation, handed.answer) if goes_on and handed.answer is not None else None
@@ -251,10 +255,10 @@ def _context(handing: Handing) -> Context:
 
 
 def _look(page: Page, delegation: Delegation) -> Handed:
-    """What became of it. An answer that is there belongs to whoever looks; a wait that is over ends."""
+    """Return the status. A result that is there is collected; an expired wait ends."""
     is_started = delegation.kind in SENT_OUT and delegation.started_at is not None
     if is_started or delegation.kind is DelegationKind.BACKGROUND:
-        # No call returns the result, so it is left to be read as a message, also when the call is repeated.
+        # No call returns the result, so it is read as a message, also when the call is repeated.
         return Handed(delegation=delegation)
     if not delegation.state.open:
         return _collect(page, delegation)
@@ -262,7 +266,7 @@ def _look(page: Page, delegation: Delegation) -> Handed:
         return Handed(delegation=delegation)
     delegations.release_one(page.conn, delegation.id)
     if delegation.kind is DelegationKind.EXTERNAL:
-        # Nobody but this run could make anything of it: whatever they say later, they say of their own accord.
+        # Only this run could use the answer. A later one counts as an unrequested message.
         waited_s = (delegation.wait_until - delegation.created_at).total_seconds()
         because = f"no answer came within {waited_s:g} seconds"
         end(page, delegation, DelegationState.FAILED, because=because, result=None)
@@ -284,7 +288,7 @@ def _collect(page: Page, delegation: Delegation) -> Handed:
             because=because,
         )
         return Handed(delegation=delegation, answer=answer)
-    # Looked at before and cut off since, or read as mail: an answer that a call has taken says so.
+    # Collected before an interruption, or read as an envelope: the outcome says which.
     taken = envelopes.settled(page.conn, answer.id) if answer is not None else None
     ours = taken is not None and taken.because == f"the run {short(delegation.run)} goes on with it"
     return Handed(delegation=delegation, answer=answer if ours else None, elsewhere=not ours)

@@ -1,4 +1,4 @@
-"""Directives in the middle of a message: they hold for it alone, and are taken out before anyone reads it."""
+"""Directives inside a message: they apply to that message only, and are removed from its text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from retinue.domain.slash_command import (
 from retinue.domain.ui_context import line_of
 from retinue.engine.session_commands import Choices
 
-# What one message can ask for; the other modes are about all that waits.
+# Modes that one message can request. The others apply to the whole queue.
 _WHEN_BUSY = {
     QueueMode.STEER: WhenBusy.STEER,
     QueueMode.COLLECT: WhenBusy.COLLECT,
@@ -32,7 +32,7 @@ _WHEN_BUSY = {
 
 
 def directed(draft: Draft, asked: Asked, agent: Agent | None, choices: Choices) -> Draft:
-    """The message without what it says to the house, and with what it asks of its run."""
+    """Return the message without its directives, and with the run request they make."""
     context = draft.context
     taken: list[Command] = []
     for command in asked.commands:
@@ -46,7 +46,7 @@ def directed(draft: Draft, asked: Asked, agent: Agent | None, choices: Choices) 
 
 
 def _applied(context: Context, command: Command, agent: Agent, choices: Choices) -> Context | None:
-    """None where it asks for what one message cannot have, or nobody has: then it is words like the rest."""
+    """Return the context with the directive. None if it is not valid for one message: then it is plain text."""
     word = command.rest.casefold()
     if word == DEFAULT:
         return None

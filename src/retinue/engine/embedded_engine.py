@@ -1,4 +1,4 @@
-"""Whose turn it is. The embedded engine: in-process wake-ups over the store, one task for each lane that works."""
+"""The embedded engine: in-process wake-ups over the store, and one asyncio task for each active lane."""
 
 from __future__ import annotations
 
@@ -64,51 +64,60 @@ log = logging.getLogger(__name__)
 DRAIN_S = 30.0
 STORE_RETRY_S = 1.0
 LANES_LOOKED_UP_MAX = 1_000
-LATEST_MS = 2**62  # later than any time
+LATEST_MS = 2**62  # later than any real time
 
 
 class Engine(Protocol):
-    """What the rest of the house asks of an engine, embedded or distributed."""
+    """The engine interface for the rest of the server."""
 
     async def start(self) -> None:
-        """Take up what was cut off, then whatever is due."""
+        """Resume interrupted runs, then runs everything that is due."""
         ...
 
     async def stop(self, *, drain_s: float = DRAIN_S) -> None:
-        """Claim nothing more, let what runs finish within the time given, and leave the rest to be taken up."""
+        """Claim nothing more and wait up to `drain_s` for active runs. The next start resumes the others."""
         ...
 
     def wake(self, wake: Wake) -> None:
-        """Something may have changed. A hint: the store is the truth, and a lost hint is found by the alarm."""
+        """Report that something may have changed.
+
+        Only a hint: the store is authoritative, and the alarm finds lost hints.
+        """
         ...
 
     def seat(self, agent: str, lane: LaneKind) -> Seat | None:
-        """A free slot for mail on its way in. An engine may always say None: then its run begins a commit later."""
+        """Reserve a free slot for an envelope that is being accepted.
+
+        An engine may always return None. The run then starts one commit later.
+        """
         ...
 
     def standing(self) -> Standing:
-        """How its slots stand, for whoever looks."""
+        """Return slot usage and the waiting lanes."""
         ...
 
     def agent_changed(self, name: str, concurrency: int | None) -> None:
-        """An agent was added or has other bounds now."""
+        """Apply the concurrency of an agent that was added or changed."""
         ...
 
     def agent_removed(self, name: str) -> None:
-        """An agent was let go: nothing more begins for it."""
+        """Stop starting runs for a deleted agent."""
         ...
 
     async def request(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval: ...
     async def hand_over(self, handing: Handing) -> Handed:
-        """Hand work on to another session, or look at what came of it."""
+        """Delegate work to another session, or return the status of an earlier delegation."""
         ...
 
     async def pass_on(self, word: Word) -> Heard:
-        """Say something to another session."""
+        """Send an agent message to another session."""
         ...
 
     async def command(self, draft: Draft, asked: Asked) -> Receipt | Draft:
-        """Carry out what someone asked of the house in a conversation, and answer it. What is left goes on as mail."""
+        """Execute the slash commands of a message and answer them.
+
+        Returns a draft if a message for the agent remains.
+        """
         ...
 
     async def cancel(self, session: SessionId, *, by: str, why: str, clear_due: bool = False) -> Cancelled: ...
@@ -116,7 +125,7 @@ class Engine(Protocol):
     async def reset(self, session: SessionId, *, by: str, message: str = "") -> Cancelled: ...
 
     def cancelled(self, done: Cancelled | None) -> None:
-        """Stop whoever works on runs that a commit, ours or another's, has ended."""
+        """Stop the workers of runs that a commit has already ended."""
         ...
 
     async def answer(
@@ -133,12 +142,12 @@ class Engine(Protocol):
 class _Lane(Struct, eq=False):
     wake: LaneWake
     task: asyncio.Task[None] | None = None
-    again: bool = False  # woken while it worked: look once more before going to sleep
+    again: bool = False  # woken during a run: check once more before sleeping
     mode: QueueMode = QueueMode.COLLECT
-    run: RunId | None = None  # what it works on, once the claim has come back
-    ended: set[RunId] = field(default_factory=set[RunId])  # cancelled before we heard that they were ours
+    run: RunId | None = None  # the active run, once the claim has returned
+    ended: set[RunId] = field(default_factory=set[RunId])  # cancelled before their claim returned
     cancelled: bool = False
-    begun: Work | None = None  # a run that began as its mail came in, and waits to be worked
+    begun: Work | None = None  # a run that started when its envelope was accepted, and has no worker yet
 
     def take_begun(self) -> Work | None:
         begun, self.begun = self.begun, None
@@ -146,7 +155,7 @@ class _Lane(Struct, eq=False):
 
 
 class _Seat:
-    """A slot of the engine's, held for mail on its way in."""
+    """A slot reserved for an envelope that is being accepted."""
 
     def __init__(self, engine: EmbeddedEngine, agent: str, lane: LaneKind, run_id: RunId) -> None:
         self._engine = engine
@@ -165,23 +174,25 @@ class _Seat:
 
 
 class Look(Struct, frozen=True):
-    """What the alarm found."""
+    """What the alarm found in the store."""
 
     lanes: list[LaneWake]
     rooms: list[str]
     overdue: bool
-    put_away: bool  # subagents' sessions whose time has come
-    slots: bool  # of schedules, whose time has come
+    put_away: bool  # subagent sessions are due for cleanup
+    slots: bool  # occurrences of schedules are due
     next_ms: int | None
-    latest_ms: int  # the newest commit that was seen: whatever comes later is due no earlier
-    full: bool  # there may be more lanes than were looked up
+    latest_ms: int  # time of the newest commit seen: later envelopes are due no earlier
+    full: bool  # the scan hit its limit, so there may be more lanes
 
 
 async def nobody_cares(_session: SessionId, _because: str) -> None:
-    """Where a session leaves nothing running."""
+    """Do nothing, for sessions that leave nothing running."""
 
 
 class EmbeddedEngine:
+    """An engine for one process and one database."""
+
     def __init__(
         self,
         store: Store,
@@ -210,11 +221,12 @@ class EmbeddedEngine:
         tick_max_s: float = TICK_MAX_S,
         faults: Faults = NO_FAULTS,
     ) -> None:
-        """`session_ended` ends what a session has left running, when that is deleted or put away by the clock.
-        `by_number`: whether questions at an instance are answered with numbers. `speak` makes a voice message of an
-        answer, where there is to be one.
+        """`session_ended` ends processes of a session that is deleted or cleaned up.
+        `answers_by_number` returns whether a connector's questions are answered with numbers.
+        `synthesize_voice` makes the voice message of an answer.
 
-        `tick_max_s` is how long it may go without looking: where the clock cannot jump, that may be long.
+        `tick_max_s` is the maximum time between two checks. It may be long if the clock cannot
+        jump.
         """
         self._store = store
         self._session_ended = session_ended
@@ -244,14 +256,14 @@ class EmbeddedEngine:
         )
         self._watch = Watch(store, clock, runners, live, self.terms, homes, faults, self.wake, presence, speak)
         self._presence = presence
-        self._concurrency: dict[str, int | None] = {}  # none: as the house has it
+        self._concurrency: dict[str, int | None] = {}  # None: the default concurrency
         self._ready = Ready(slots or Slots(), self._concurrency_of, ready_max=ready_max)
         self._lanes: dict[SessionId, _Lane] = {}
         self._left_open: set[SessionId] = set()
-        self._in_hand: set[RunId] = set()  # runs that began from a seat, before their lane was known
+        self._in_hand: set[RunId] = set()  # runs started on accept, whose lane is not known yet
         self._side: set[asyncio.Task[Any]] = set()
         self._looked_ms = 0
-        self._rings_ms = LATEST_MS  # when the alarm rings next
+        self._rings_ms = LATEST_MS
         self._refill = False
         self._tick_max_s = tick_max_s
         self._alarm = Alarm(clock, self._ring, tick_max_s=tick_max_s)
@@ -285,7 +297,7 @@ class EmbeddedEngine:
         await asyncio.gather(*tasks, *self._side, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Drop everything where it is, as a crash would. The store says how to go on."""
+        """Drop everything at once, as a crash would. The store knows how to continue."""
         self._stopping = True
         self._alarm.abandon()
         self._clockwork.abandon()
@@ -299,7 +311,7 @@ class EmbeddedEngine:
 
     @property
     def active(self) -> int:
-        """How many lanes work at this moment."""
+        """Number of lanes with an active task."""
         return len(self._lanes)
 
     def wake(self, wake: Wake) -> None:
@@ -320,9 +332,9 @@ class EmbeddedEngine:
         return seat
 
     def seated(self, seat: _Seat, begun: Work | None) -> None:
-        """The commit for which a seat was held is over."""
+        """End a slot reservation after its commit: work on the started run, or release the slot."""
         if begun is None or self._stopping:
-            # A run that began while we stop is taken up at the next start.
+            # A run that started during shutdown is resumed at the next start.
             self._in_hand.discard(seat.run_id)
             self._ready.release(seat.agent, seat.lane)
             self._dispatch()
@@ -332,7 +344,7 @@ class EmbeddedEngine:
             lane = _Lane(LaneWake(begun.session.id, seat.agent, seat.lane), begun=begun)
             self._start(lane)
         else:
-            # It has just come to its end, or looks in vain for something to do: either way it goes on with this.
+            # The lane is ending or has found nothing due. Either way it continues with this run.
             lane.begun = begun
             self._ready.release(seat.agent, seat.lane)
             self._dispatch()
@@ -341,17 +353,16 @@ class EmbeddedEngine:
         return self._ready.standing()
 
     def slots_changed(self, slots: Slots) -> None:
-        """Other bounds hold for the whole house now."""
+        """Apply new slot limits."""
         self._ready.resize(slots)
         self._dispatch()
 
     def agent_changed(self, name: str, concurrency: int | None) -> None:
-        """An agent was added or has other bounds now."""
         self._concurrency[name] = concurrency
         self._dispatch()
 
     def agent_removed(self, name: str) -> None:
-        """Its lanes still have their turns, in which what waits for it is closed."""
+        """Remove the agent. Its lanes still run once, to settle the envelopes that wait."""
         self._concurrency.pop(name, None)
 
     async def cancel(self, session: SessionId, *, by: str, why: str, clear_due: bool = False) -> Cancelled:
@@ -387,7 +398,7 @@ class EmbeddedEngine:
         return (await self._store.write(body, point="decide", then=decided))[0]
 
     async def request(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval:
-        """Ask a person for a permission, for a run that goes on meanwhile."""
+        """Ask a person for a permission while the run goes on."""
         body = partial(
             request,
             run_id=run,
@@ -454,7 +465,7 @@ class EmbeddedEngine:
             self.look_for_lanes()
 
     def look_for_lanes(self) -> None:
-        """Look from the beginning for every lane that has something to do."""
+        """Trigger a full scan of the store for lanes that have something to do."""
         self._refill = True
         self._alarm.poke()
 
@@ -463,7 +474,7 @@ class EmbeddedEngine:
         lane.task = asyncio.create_task(self._drain(lane))
 
     async def _drain(self, lane: _Lane) -> None:
-        """Work a lane until nothing is due, or until another lane waits for its slot."""
+        """Work on a lane until nothing is due, or until another lane waits for its slot."""
         wake = lane.wake
         more = False
         try:
@@ -473,7 +484,7 @@ class EmbeddedEngine:
             more = True
         except StoreError as error:
             log.error("store failed, lane waits", extra={"session": wake.session, "code": error.code})
-            if lane.run is not None:  # otherwise an open run, if there is one, was cut off by whoever came before us
+            if lane.run is not None:  # otherwise an open run was interrupted before this task claimed anything
                 self._left_open.add(wake.session)
             self._aside(self._wake_later(wake))
         except asyncio.CancelledError:
@@ -485,7 +496,7 @@ class EmbeddedEngine:
         finally:
             self._lanes.pop(wake.session, None)
             self._ready.release(wake.agent, wake.lane)
-            if lane.begun is not None:  # we broke off before we came to it
+            if lane.begun is not None:  # the task ended before it reached this run
                 self._in_hand.discard(lane.begun.run.id)
                 self._left_open.add(wake.session)
                 more = True
@@ -495,7 +506,7 @@ class EmbeddedEngine:
                 self._dispatch()
 
     async def _work_lane(self, lane: _Lane) -> bool:
-        """Whether more may wait behind what was done."""
+        """Claim and execute runs. Returns whether more may be due."""
         lane.again = False
         claimed: Work | Nothing | None = lane.take_begun() or await self._claim(lane.wake.session)
         more = False
@@ -576,11 +587,11 @@ class EmbeddedEngine:
         return await self._store.write(body, point="cancel", then=self.cancelled)
 
     def _said(self) -> dict[RunId, Said]:
-        """What models are in the middle of saying."""
+        """Return the text of replies that models are streaming now."""
         return {partial.run: Said(partial.turn, partial.text) for partial in self._live.partials()}
 
     def cancelled(self, done: Cancelled | None) -> None:
-        """Committed first, then stopped: from here on the worker's epoch is outdated and it can write nothing."""
+        """Stop workers after the commit. Their epoch is outdated, so they can write nothing more."""
         if done is None:
             return
         for session_id, run in zip(done.lanes, done.runs, strict=True):
@@ -597,9 +608,9 @@ class EmbeddedEngine:
     # The clock
 
     async def _ring(self) -> float | None:
-        """Wake whatever came due; say when to ring again, as seconds from now."""
+        """Wake everything that became due. Returns the seconds until the next alarm."""
         now_ms = self._now_ms()
-        self._rings_ms = LATEST_MS  # whatever is written while we look may have been missed
+        self._rings_ms = LATEST_MS  # a commit during the scan may be missed, so any wake-up must trigger the alarm
         refill, self._refill = self._refill, False
         body = partial(look_around, since_ms=0 if refill else self._looked_ms, now_ms=now_ms, active=refill)
         try:
@@ -620,10 +631,10 @@ class EmbeddedEngine:
             over = await self._store.write(partial(put_away, now_ms=now_ms), point="put-away")
             for session in over:
                 self._aside(self._session_ended(session, "its session was put away"))
-            self._alarm.poke()  # more may wait behind them
+            self._alarm.poke()  # there may be more than one commit's worth
         if look.slots:
             await self._clockwork.strike()
-        now_ms = self._now_ms()  # as it is now: looking may have taken a while
+        now_ms = self._now_ms()  # read the clock again: the scan may have taken a while
         next_s = self._tick_max_s if look.next_ms is None else max(0.0, (look.next_ms - now_ms) / 1000)
         wait_s = min(next_s, self._tick_max_s)
         self._rings_ms = now_ms + round(wait_s * 1000)
@@ -643,13 +654,14 @@ class EmbeddedEngine:
 
 
 def look_around(conn: sa.Connection, *, since_ms: int, now_ms: int, active: bool = False) -> Look:
-    """What the store has for the clock: lanes and channels with something due, and the next moment to look again.
+    """Return everything that is due now, and the next time to check.
 
-    Looks from `since_ms` on, which is included: mail may be stored with the very time of the last commit that the
-    last look saw, but never with an earlier one. `active` finds every lane that has something to do.
+    Scans from `since_ms` on, inclusive. An envelope may carry the time of the last commit that the
+    previous scan saw, but never an earlier one. `include_active` finds every lane that has
+    something to do.
     """
     newest_ms = latest_ms(conn)
-    at_ms = max(now_ms, newest_ms)  # as a claim would have it: the house's time never goes back
+    at_ms = max(now_ms, newest_ms)  # the same time that a claim uses: the server's time never goes back
     most = LANES_LOOKED_UP_MAX
     due = envelopes.due_lanes(conn, since_ms=since_ms - 1, now_ms=at_ms, limit=most)
     waking = runs.waking(conn, at_ms, limit=most)
@@ -678,9 +690,9 @@ def look_around(conn: sa.Connection, *, since_ms: int, now_ms: int, active: bool
 
 
 def sweep(conn: sa.Connection, *, now_ms: int, asking: ApprovalSettings) -> tuple[Wake, ...]:
-    """Close what expired while it waited, a bounded number at a time, and tell whoever sent it.
+    """Settle expired envelopes and approvals, up to a limit per commit, and notify their senders.
 
-    Mail for people that had waited for its time is handed over.
+    Also delivers scheduled envelopes for people that are due, and escalates approvals.
     """
     page = Page(conn, now_ms)
     wakes: list[Wake] = []

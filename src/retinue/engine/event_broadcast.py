@@ -1,4 +1,7 @@
-"""Who watches as it happens. Deltas live here and nowhere else; news is announced here and read from the store."""
+"""In-memory fan-out of run activity to subscribers.
+
+Deltas exist only here. Stored events are announced here and read from the store.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from retinue.domain.ids import RunId, SessionId
 
 DELTAS_WAITING_MAX = 1000
 PARTIAL_CHARS_MAX = 1_000_000
-NESTED_CHARS_MAX = 20_000  # of what is shown in a call's card of whoever it asked
+NESTED_CHARS_MAX = 20_000  # shown for the run behind a waiting call
 NESTED_CALLS_MAX = 100
 SOON_S = 0.02
 
 
 class Partial(Struct):
-    """What a model has said so far in one attempt at a reply."""
+    """The text of one attempt at a model reply, as streamed so far."""
 
     session: SessionId
     run: RunId
@@ -28,7 +31,7 @@ class Partial(Struct):
 
 
 class Within(Struct):
-    """The call that waits for a run, and what that run has said and done so far. Bounded: it is for a glance."""
+    """A run that a call waits for, and its output so far. Limited in size: it is a preview."""
 
     session: SessionId
     call: str
@@ -39,11 +42,14 @@ class Within(Struct):
 
 
 class Watcher(Struct, eq=False):
-    """One who watches: told of news by a flag, of deltas by a bounded list. Who falls behind asks for the state."""
+    """One subscriber: a flag for new events and a limited list of deltas.
+
+    A subscriber that falls behind must reload the state.
+    """
 
     session: SessionId | None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    news: bool = True  # something was committed since it last looked
+    news: bool = True  # something was committed since the last read
     soon: asyncio.TimerHandle | None = None
     deltas: list[Delta | Nested] = field(default_factory=list[Delta | Nested])
     missed: bool = False
@@ -51,7 +57,7 @@ class Watcher(Struct, eq=False):
 
 
 class Live:
-    """The house's own `Tell`."""
+    """Broadcasts run activity. The server's implementation of the run observer port."""
 
     def __init__(self) -> None:
         self._watchers: set[Watcher] = set()
@@ -91,14 +97,14 @@ class Live:
                 self._soon(watcher)
 
     def nest(self, within: Within) -> None:
-        """From now on, whoever watches a call that waits for a run is told of what that run does."""
+        """From now on, also send the run's output to subscribers of the session whose call waits for it."""
         self._within[within.run] = within
 
     def nested(self) -> list[Within]:
         return list(self._within.values())
 
     def ended(self, run: RunId) -> None:
-        """A run came to an end, or to a rest: what was committed about it is told now."""
+        """Forget a run that ended or was suspended, and announce its commits at once."""
         self._partials.pop(run, None)
         self._within.pop(run, None)
         for watcher in self._watchers:
@@ -109,13 +115,13 @@ class Live:
         return [p for p in self._partials.values() if session is None or p.session == session]
 
     def committed(self) -> None:
-        """Something was committed: whoever watches will find news, soon."""
+        """Announce that new events are stored. Subscribers are notified within `NOTIFY_DELAY_S`."""
         for watcher in self._watchers:
             watcher.news = True
             self._soon(watcher)
 
     def _soon(self, watcher: Watcher) -> None:
-        """Tell it together with what follows at once: the eye cannot tell, and a turn makes a handful of events."""
+        """Notify later, together with the events that follow: a turn makes several, and the delay is not visible."""
         if watcher.soon is None and not watcher.changed.is_set():
             watcher.soon = asyncio.get_running_loop().call_later(SOON_S, self._tell_now, watcher)
 
@@ -129,7 +135,7 @@ class Live:
         return watcher
 
     def close(self) -> None:
-        """The house closes: whoever watches may go home."""
+        """End all subscriptions, because the server stops."""
         for watcher in self._watchers:
             watcher.closed = True
             watcher.changed.set()

@@ -1,4 +1,4 @@
-"""Heartbeats where they meet the road of every schedule: whether one beats now, who hears of it, and what they hear."""
+"""Heartbeats in the engine: whether an occurrence runs now, who gets its reply, and what the reply says."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ ALL_WELL = "nothing needs attention"
 async def no_checklists(
     schedule: Schedule, agent: Agent, session: SessionId, *, wanted: tuple[str, ...], forced: bool
 ) -> GateSaid:
+    """Refuse every heartbeat: this server reads no checklists."""
     return GateSaid(open=False, because="there is nothing here that could read its checklist")
 
 
 def why_still(page: Page, kept: Kept, slot: Slot) -> str:
-    """Why the clock's own beat is left out, before anybody looks at the checklist; empty where it is not."""
+    """Return why an occurrence is skipped before its checklist is read, or an empty string."""
     beat = kept.schedule.heartbeat
     if beat is None or slot.by is not By.CLOCK:
         return ""
@@ -59,19 +60,19 @@ def why_still(page: Page, kept: Kept, slot: Slot) -> str:
 
 
 def is_busy(conn: sa.Connection, session: str, now_ms: int) -> bool:
-    """Whether its conversation has something else to do."""
+    """Whether the session has an open run or due envelopes."""
     return runs.open_in(conn, session) is not None or bool(envelopes.due(conn, session, now_ms, limit=1))
 
 
 def _deliver(conn: sa.Connection, schedule: Schedule) -> Address | None:
-    """Where its answer goes: where it is set to, and else where the owner last spoke with the agent."""
+    """Return where the reply goes: the configured address, or where the owner last talked to the agent."""
     if schedule.deliver:
         return None if schedule.deliver == NOWHERE else address.parse(schedule.deliver)
     return listener(conn, schedule.to.name)
 
 
 def listener(conn: sa.Connection, agent: str) -> Address:
-    """Where the owner last spoke with an agent, alone with it. What is private is said to nobody else."""
+    """Return where the owner last talked to the agent in private. Private text goes nowhere else."""
     for session in sessions.latest_foreground(conn, limit=CONVERSATIONS_LOOKED_AT_MAX):
         if session.agent == agent and _is_owners(conn, session):
             return who_listens(session.origin)
@@ -90,18 +91,18 @@ def _is_owners(conn: sa.Connection, session: Session) -> bool:
     return last is not None and last.context.from_boss
 
 
-# --- what came of it ---
+# --- replies ---
 
 
 class Told(Struct, frozen=True):
-    """What is sent, if anything is; and what is written down of it."""
+    """The reply to send, if any, and the reason that is stored."""
 
     answer: Draft | None
     because: str = ""
 
 
 def of_run(conn: sa.Connection, run: Run, held: Sequence[Envelope]) -> Schedule | None:
-    """The heartbeat that a run was for, and for nothing else; it may have gone on with a late yes to what it asked."""
+    """Return the heartbeat schedule of a run, or None if the run has other envelopes. Late decisions may join."""
     if not all(each.sender == run.sender or each.kind is Kind.DECISION for each in held):
         return None
     kept = schedules.get(conn, run.sender.name)
@@ -109,8 +110,11 @@ def of_run(conn: sa.Connection, run: Run, held: Sequence[Envelope]) -> Schedule 
 
 
 def told(page: Page, run: Run, schedule: Schedule, answer: Draft | None, *, text: str, remarks: Sequence[str]) -> Told:
-    """An acknowledgement bothers nobody, unless they want to see it. What was delivered is not delivered again for a
-    day, and whoever the run has written to by itself need not hear twice. Everything is written down."""
+    """Return the reply that a heartbeat run sends, and the reason.
+
+    An acknowledgement is not sent, unless the recipient wants it. A reply is not repeated within a
+    day, and a recipient that the run already wrote to gets no second message.
+    """
     beat = schedule.heartbeat or Heartbeat()
     if answer is not None and not schedule.deliver and schedule.place is not Place.MAIN:
         answer = replace(answer, recipient=listener(page.conn, schedule.to.name))
@@ -152,7 +156,7 @@ def _made(
 
 
 def _indicate(page: Page, schedule: Schedule, indicator: str, made: Told) -> None:
-    """A sign of life for whoever has a page open."""
+    """Emit an event for the web app's heartbeat indicator."""
     page.tell(
         NewsKind.HEARTBEAT_CHANGED,
         person=OWNER.name,

@@ -1,7 +1,7 @@
-"""What a run says in a room while it works on, and what its answer need not say again.
+"""Text that a run sends to a channel before its answer, and its removal from that answer.
 
-The words of a model between its calls are a letter of their own, in the commit that closes its step: said once, also
-when the run is taken up again. Nothing leaves for a room before that.
+A reply with calls becomes an envelope in the commit that closes its step. So it is sent once, also
+if the run is resumed, and nothing reaches a channel before it is stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ SAID_BEFORE = "answered by what the agent sent there itself"
 
 
 def say_so_far(page: Page, work: Work, closings: Sequence[Unwritten]) -> tuple[Wake, ...]:
-    """Bring what was said before these calls to the room that waits. Elsewhere it is seen as it comes, or by nobody."""
+    """Send the text of replies with calls to the channel that waits for the answer.
+
+    Other recipients see it as a stream, or not at all.
+    """
     words = work.words
     if words is None or not words.intermediate or (room := _room(work)) is None:
         return ()
@@ -50,7 +53,7 @@ def say_so_far(page: Page, work: Work, closings: Sequence[Unwritten]) -> tuple[W
 
 
 def let_go(page: Page, work: Work) -> tuple[Wake, ...]:
-    """What still waits for more to follow leaves now: the run's answer, or its question, comes after it."""
+    """Send text that is held back for more blocks now: the answer or a question follows it."""
     if work.words is None or work.words.stream is not Stream.BLOCKS or (room := _room(work)) is None:
         return ()
     waits = envelopes.said_and_waiting(page.conn, run=work.run.id, recipient=str(room))
@@ -61,7 +64,7 @@ def let_go(page: Page, work: Work) -> tuple[Wake, ...]:
 
 
 def without_what_was_said(page: Page, work: Work, answer: Draft, finished: Finished) -> Draft | None:
-    """The answer, but for what this run has sent to the same room itself. None where nothing is left of it."""
+    """Remove text from the answer that this run already sent to the same channel. None if nothing is left."""
     said = envelopes.said_by(page.conn, run=work.run.id, recipient=str(answer.recipient))
     if not said:
         return answer
@@ -91,7 +94,7 @@ def _has_words(reply: Reply) -> bool:
 
 
 def _say(page: Page, work: Work, words: Words, room: Address, *, turn: int, text: str) -> tuple[Wake, ...]:
-    """In blocks, a short one waits a moment: the next may be said in the same breath."""
+    """Send one reply. In block mode a short one waits a moment, because the next may be joined to it."""
     idle_ms = words.block_idle_ms if words.stream is Stream.BLOCKS else 0
     waits = envelopes.said_and_waiting(page.conn, run=work.run.id, recipient=str(room)) if idle_ms else None
     if waits is not None:
@@ -110,7 +113,7 @@ def _say(page: Page, work: Work, words: Words, room: Address, *, turn: int, text
         text=clipped_bytes(text, TEXT_BYTES_MAX),
         source="run",
         key=f"{SAID}/{work.run.id}/{turn}",
-        kind=Kind.MESSAGE,  # and a reply to nothing: what quotes the question is its answer
+        kind=Kind.MESSAGE,  # not a reply: only the answer quotes the question
         trust=least((Trust.AGENT, trust_of_mail(work.envelopes))),
         deliver_at=from_ms(page.at_ms) + timedelta(milliseconds=idle_ms) if idle_ms else None,
     )

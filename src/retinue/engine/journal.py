@@ -1,8 +1,9 @@
 """The journal of one run: each step is written before it is taken, and its result with the next intent.
 
-intent -> commit -> act -> (result + next intent) -> commit -> act -> ... -> (last result + finish) -> commit
+intent -> commit -> act -> (result + next intent) -> commit -> act -> ... -> (last result + finish)
+-> commit
 
-A call that only looks shares its commit: act -> (intent + result + next intent) -> commit. See
+A read-only call shares its commit: act -> (intent + result + next intent) -> commit. See
 docs/decisions/0013-a-look-shares-its-commit.md.
 """
 
@@ -51,13 +52,13 @@ from retinue.store.envelopes import envelopes
 from retinue.store.runs import money, runs
 from retinue.store.sessions import records, sessions
 
-SUMMARIES_MAX = 100  # of one worker over one run
-UNWRITTEN_S_MAX = 0.02  # so long what came back may wait for the end of a look, to be written with it
-JOINING_LOOKED_AT_MAX = 50  # of what waits: what wants to wait may stand before what wants to join
+SUMMARIES_MAX = 100  # per worker and run
+UNWRITTEN_S_MAX = 0.02  # how long results may wait for a read-only call, to be written with it
+JOINING_LOOKED_AT_MAX = 50  # due envelopes read: ones that do not steer may precede ones that do
 
 
 class RunJournal:
-    """The rim of one run: everything it writes, under the epoch it was claimed with."""
+    """Everything that one run writes, under the epoch of its claim."""
 
     def __init__(
         self,
@@ -82,15 +83,15 @@ class RunJournal:
         self._faults = faults
         self._has_mail = has_mail
         self._wake = wake
-        self._resumed = not work.fresh  # then nobody has told us what came in meanwhile
+        self._resumed = not work.fresh  # then the lane does not know what arrived meanwhile
         self._closings: list[Unwritten] = []
-        self._unwritten_since_ms = 0  # when the first of these came back
-        self._asked: _Asked | None = None  # the model that is being asked, until it replied or failed
+        self._unwritten_since_ms = 0  # when the first pending result came back
+        self._asked: _Asked | None = None  # the model call in progress
         self._summaries = 0
-        self._left_out = False  # a silent reply: kept, and not read again
-        self._unnumbered = 0  # records in memory that the next commit will number
+        self._left_out = False  # a silent reply: stored, but not part of the context
+        self._unnumbered = 0  # records in memory that the next commit will store
         self._open = {(step.turn, step.index): step for step in work.open_steps}
-        # A step that was open when we took the run was opened by someone else, unless the claim itself opened it.
+        # An open step of a resumed run was opened by an earlier worker. Otherwise the claim opened it.
         self._inherited = set(self._open) if self._resumed else set[tuple[int, int]]()
 
     @property
@@ -112,14 +113,14 @@ class RunJournal:
     @property
     def closings(self) -> Sequence[Unwritten]:
         """What the run's last commit still has to write."""
-        # A model that the run ends without asking, or asking again: a summary that was begun before a crash, a reply
-        # for which there was no room.
+        # Model steps that were opened and not used: a summary started before a crash, or a reply that did not
+        # fit.
         left = [Leaving(step) for step in self._open.values() if step.kind is StepKind.MODEL]
         return [*self._closings, *left] if left else self._closings
 
     @property
     def is_whole(self) -> bool:
-        """Whether the context in memory is what the store will have once the last commit is made."""
+        """Whether the context in memory will match the store once the last commit is made."""
         newest = max((record.seq for record in (self._records[:1] + self._records[-1:])), default=0)
         return newest == self.work.session.record_seq + self._unnumbered and not self._left_out
 
@@ -130,7 +131,7 @@ class RunJournal:
 
     async def summarize(self, turn: int, ask: Asking, *, terms: CallTerms, notice: str = "") -> Reply:
         self._summaries += 1
-        # Whoever takes the run up has a higher epoch, and so no number that was used before.
+        # A resumed run has a higher epoch, so its indexes are unused.
         index = -(self.run.epoch * SUMMARIES_MAX + self._summaries)
         reply, step = await self._ask(turn, index, ask, terms, notice=notice)
         self._closings.append(Summed(_closed(step), self._paid(terms), reply.usage))
@@ -162,16 +163,19 @@ class RunJournal:
     def failed(self, turn: int, error: ModelFailed, *, next_move: str) -> None:
         asked, self._asked = self._asked, None
         if asked is None:
-            return  # it was refused before it was asked: by a budget, say
+            return  # refused before the call, for example by a budget
         self._closings.append(Failing(asked.step, self._paid(asked.terms), error, next_move))
-        if asked.step.index < 0:  # the next one has a step of its own
+        if asked.step.index < 0:  # the next summary call opens a new step
             self._open.pop((asked.step.turn, asked.step.index), None)
             self._closings.append(Leaving(asked.step))
         else:
             self._inherited.add((asked.step.turn, asked.step.index))
 
     async def _ask_for(self, turn: int, index: int, terms: CallTerms, *, notice: str = "") -> tuple[Step, Granted]:
-        """The intent, with its reservation, in one commit: none is needed where the claim has written it already."""
+        """Write the intent of a model call with its cost reservation in one commit.
+
+        No commit is needed if the claim already wrote the intent.
+        """
         step = self._open.get((turn, index))
         granted = Granted(output_tokens_max=terms.output_tokens_max)
         if step is None:
@@ -181,7 +185,7 @@ class RunJournal:
             step = replace(step, attempt=step.attempt + 1)
             granted = await self._commit(again=step, terms=terms)
             self._inherited.discard((turn, index))
-        elif terms.costs or terms.caps.any or self._unnumbered:  # what a model reads is in the store first
+        elif terms.costs or terms.caps.any or self._unnumbered:  # everything a model reads is stored first
             granted = await self._commit(again=step, terms=terms)
         self._open[turn, index] = step
         self._asked = _Asked(step, terms)
@@ -207,7 +211,7 @@ class RunJournal:
     ) -> ToolResult:
         step = self._open.pop((turn, index), None)
         if step is not None and not repeatable:
-            # Nobody saw the end of it. Doing it twice is worse than saying so.
+            # Its end is unknown. Reporting that is better than performing it twice.
             result = interrupted(call.id, call.tool)
             self._close(replace(step, state=StepState.INTERRUPTED), _kept(result, stored=stored))
             return result
@@ -228,7 +232,7 @@ class RunJournal:
                 return await self._look(step, act, stored=stored, within_s=left_s)
             await self._commit(opening=step)
         self._faults.reach("tool.before")
-        self._open[turn, index] = step  # a call that waits for something is made again later
+        self._open[turn, index] = step  # a call that suspends the run is performed again later
         result = await act()
         del self._open[turn, index]
         self._faults.reach("tool.after")
@@ -236,7 +240,10 @@ class RunJournal:
         return result
 
     def _unwritten_s_left(self) -> float:
-        """How much longer what came back may wait. A wall that was set back does not make it wait longer."""
+        """Return how much longer pending results may wait.
+
+        A wall clock that was set back does not extend the wait.
+        """
         if not self._closings:
             return UNWRITTEN_S_MAX
         waited_s = (to_ms(self._clock.now()) - self._unwritten_since_ms) / 1000
@@ -245,8 +252,10 @@ class RunJournal:
     async def _look(
         self, step: Step, act: Callable[[], Awaitable[ToolResult]], *, stored: bool, within_s: float
     ) -> ToolResult:
-        """Act at once. The intent is written with the result; or by itself, while the act goes on, where that takes
-        longer than it may."""
+        """Perform a read-only call at once. Its intent is written with the result.
+
+        If the call takes longer than `within_s`, the intent is written alone meanwhile.
+        """
         begun_ms = to_ms(self._clock.now())
         writing: list[asyncio.Future[Granted]] = []
         looking = True
@@ -262,7 +271,7 @@ class RunJournal:
         finally:
             looking = False
             call_off()
-            # Whole or not there, before anyone writes anything else of this run: also where it was told to stop.
+            # The intent commit must end before anything else of this run is written, also on cancellation.
             written = await asyncio.gather(*writing, return_exceptions=True) if writing else ()
         for outcome in written:
             if isinstance(outcome, BaseException):
@@ -282,7 +291,7 @@ class RunJournal:
         self._remember(Closing(body, _closed(step), begun_ms=begun_ms))
 
     def _remember(self, closing: Closing) -> None:
-        """Into the context now, into the store with the next commit, under the same number."""
+        """Add a result to the context now, and to the store with the next commit, under the same number."""
         now_ms = to_ms(self._clock.now())
         if not self._closings:
             self._unwritten_since_ms = now_ms
@@ -329,7 +338,7 @@ class RunJournal:
         self._closings.clear()
         self._unnumbered = 0
         run = self.work.run
-        if written.envelopes is not self.work.envelopes:  # somebody has joined in
+        if written.envelopes is not self.work.envelopes:  # an envelope has joined the run
             run = replace(run, envelopes=tuple(e.id for e in written.envelopes))
         self.work = replace(
             self.work,
@@ -348,13 +357,13 @@ class RunJournal:
         return written.granted
 
     def _wake_all(self, written: Written | None) -> None:
-        """With the commit: whoever waits for it may be told to stop in this very moment."""
+        """Send the wake-ups with the commit: the waiting task may be cancelled at this moment."""
         for wake in written.wakes if written is not None else ():
             self._wake(wake)
 
 
 def _own_records(context: Sequence[Record], run: Run) -> list[Record]:
-    """From the end: the cost follows the run, not the history before it."""
+    """Return the run's records, searched from the end: the cost depends on the run, not on the history."""
     own: list[Record] = []
     for record in reversed(context):
         if record.seq < run.first_seq:
@@ -379,7 +388,7 @@ def _kept(result: ToolResult, *, stored: bool) -> ToolResult | Note:
 
 
 class Written(Struct, frozen=True):
-    """What a step's commit left behind."""
+    """What a step commit wrote."""
 
     record_seq: int
     envelopes: tuple[Envelope, ...]
@@ -389,7 +398,7 @@ class Written(Struct, frozen=True):
 
 
 class _Asked(Struct, frozen=True):
-    """A model that was asked: the step that was written for it, and on what terms."""
+    """A model call in progress: its step and its cost terms."""
 
     step: Step
     terms: CallTerms
@@ -412,7 +421,7 @@ def write_step(
     paid: Paid | None,
     notice: str,
 ) -> Written:
-    """The step commit: results so far, the next intent, and whoever joins in, or nothing at all."""
+    """The step commit: pending results, the next intent and joining envelopes, all or nothing."""
     page = Page(conn, now_ms)
     append = Append(work.session, page, work.run)
     write_closings(append, closings, opening=opening)
@@ -444,7 +453,7 @@ def write_step(
 
 
 def _with_joined(paid: Paid | None, joined: Sequence[Record]) -> Paid | None:
-    """Whoever joins in with the intent is read with it, and has to be paid for."""
+    """Add the input of records that join with the intent to the reservation."""
     if paid is None or not joined:
         return paid
     more = input_bound(sum(weight_of(record).size_bytes for record in joined))
@@ -452,14 +461,14 @@ def _with_joined(paid: Paid | None, joined: Sequence[Record]) -> Paid | None:
 
 
 def _notify(page: Page, work: Work, notice: str) -> tuple[Wake, ...]:
-    """For a person who waits; nobody else is helped by it. Once in a run, however often it happens."""
+    """Notify a person who waits, at most once per run. No other recipient needs it."""
     kind = work.envelopes[0].kind if work.envelopes else Kind.MESSAGE
     to = answer_address(work.run.sender, origin=work.session.origin, kind=kind)
     if to is None or not work.session.origin.kind.foreground or not work.envelopes:
         return ()
     if work.envelopes[0].kind is Kind.DELEGATION:
         return ()
-    about = work.envelopes[0]  # which stays the first of them, whoever joins in
+    about = work.envelopes[0]  # stays first when others join
     purpose = f"notice {work.run.id}"
     if envelopes.by_key(page.conn, "house", f"{about.id}/{purpose}") is not None:
         return ()
@@ -484,7 +493,10 @@ def _reserve(page: Page, run: Run, step: Step, paid: Paid) -> Granted:
 
 
 def _join(append: Append, work: Work, zone: ZoneInfo) -> tuple[tuple[Envelope, ...], tuple[Record, ...]]:
-    """Steering: mail of the run's own sender, or of the owner, is read at this turn instead of after the run."""
+    """Steering: add due envelopes of the run's sender, or of the owner, to this turn.
+
+    Otherwise they would wait for the end of the run.
+    """
     page = append.page
     due = envelopes.due(page.conn, work.session.id, page.at_ms, limit=JOINING_LOOKED_AT_MAX)
     mine = [e for e in due if _wants_to_steer(e, work.queue) and _may_steer(e, work)][:BATCH_MAX]
@@ -519,7 +531,7 @@ def _wants_to_steer(envelope: Envelope, queue: QueuePolicy) -> bool:
 
 
 def _may_steer(envelope: Envelope, work: Work) -> bool:
-    # Read on the side once: in a long backlog, every run would otherwise read all of it again.
+    # Steer an envelope once: otherwise every run would read a long backlog again.
     if envelope.silent or envelope.kind is not Kind.MESSAGE or envelope.steered_into is not None:
         return False
     own = any(voice(envelope) == voice(held) for held in work.envelopes)
@@ -527,13 +539,16 @@ def _may_steer(envelope: Envelope, work: Work) -> bool:
 
 
 class Answers:
-    """What people have said about the calls of this run. An approval of one call is not an approval of another."""
+    """What people have decided about the calls of this run.
+
+    A decision applies to one exact call, not to another.
+    """
 
     def __init__(self, approvals: Sequence[Approval]) -> None:
         self._by_call = {(call.id, call_hash(call)): approval for approval in approvals for call in approval.calls}
 
     def answer_to(self, call: Call) -> ApprovalState | None:
-        if not self._by_call:  # as in almost every run: nothing to hash a call for
+        if not self._by_call:  # the usual case: no need to hash the call
             return None
         approval = self._by_call.get((call.id, call_hash(call)))
         return approval.state if approval else None

@@ -1,4 +1,4 @@
-"""Lanes: order within a session, and who gets the next free slot. Nothing here touches the store."""
+"""Lanes: the order of envelopes in a session, and which lane gets the next free slot. In memory only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from retinue.domain.session import BATCH_MAX, LaneKind, QueueMode, QueuePolicy
 from retinue.intake.accept import LaneWake
 
 READY_MAX = 10_000
-HELD_BACK_TIMES = 10  # so often, at most, the first of several messages waits for one more
-ALONE = frozenset({Kind.DECISION, Kind.DELEGATION, Kind.JOB})  # each has a run of its own
+HELD_BACK_TIMES = 10  # multiples of the debounce time that the first message waits at most
+ALONE = frozenset({Kind.DECISION, Kind.DELEGATION, Kind.JOB})  # each gets its own run
 CAME_OF_IT = frozenset({Kind.ANSWER, Kind.NOTICE})
 
 
 class Slots(Struct, frozen=True, kw_only=True):
-    """How many runs may be active at once, for each kind of lane."""
+    """Maximum number of active runs for each lane kind."""
 
     main: int = 4
     schedule: int = 2
@@ -30,6 +30,7 @@ class Slots(Struct, frozen=True, kw_only=True):
     background: int = 4
 
     def of(self, kind: LaneKind) -> int:
+        """Return the number of slots for a lane kind."""
         match kind:
             case LaneKind.MAIN:
                 return self.main
@@ -42,14 +43,14 @@ class Slots(Struct, frozen=True, kw_only=True):
 
 
 class Standing(Struct, frozen=True):
-    """How slots are given out at this moment."""
+    """Which slots are in use now, and which lanes wait for one."""
 
-    slots: Mapping[LaneKind, tuple[int, int]]  # in use, and how many there are
-    in_line: Mapping[SessionId, LaneKind]  # lanes that wait for one
+    slots: Mapping[LaneKind, tuple[int, int]]  # (in use, total)
+    in_line: Mapping[SessionId, LaneKind]
 
 
 class Batch(Struct, frozen=True):
-    """What a lane does next: write down silent mail, and work through envelopes of one sender and one reply route."""
+    """What a lane does next: record silent envelopes, and run over envelopes with the same batch key."""
 
     silent: tuple[Envelope, ...]
     work: tuple[Envelope, ...]
@@ -58,8 +59,11 @@ class Batch(Struct, frozen=True):
 def voice(
     envelope: Envelope,
 ) -> tuple[tuple[str, ...], Kind | bool, RunRequest | None, Lineage | None, EnvelopeId | None]:
-    """Who speaks, whether an answer is owed and to whom, what is asked of the run and whose work it is: a change of any
-    ends a batch. What came of work that was handed on is of the one who had it handed on, each of its own."""
+    """Return the batch key: envelopes with equal keys may share a run.
+
+    It consists of the sender, whether an answer is due, the run request and the lineage. Results of
+    delegated work also carry the delegation they reply to, so each result gets its own batch.
+    """
     context = envelope.context
     owed = Kind.SYSTEM if envelope.kind is Kind.SYSTEM else answerable(envelope.kind)
     about = envelope.reply_to if envelope.kind in CAME_OF_IT else None
@@ -68,7 +72,7 @@ def voice(
 
 
 def next_batch(due: Sequence[Envelope], queue: QueuePolicy) -> Batch:
-    """Split what is due, in its order, into what is written down and what is worked next."""
+    """Split the due envelopes, in order, into those to record and those to run next."""
     silent = tuple(envelope for envelope in due if envelope.silent)
     loud = [envelope for envelope in due if not envelope.silent]
     if not loud:
@@ -85,8 +89,10 @@ def next_batch(due: Sequence[Envelope], queue: QueuePolicy) -> Batch:
 
 
 def held_back_s(due: Sequence[Envelope], queue: QueuePolicy, *, now: datetime) -> float:
-    """How much longer messages wait for more of them: until none has come for so long as the queue says, and not for
-    ever."""
+    """Return how much longer to debounce: until no message arrived for the queue's debounce time.
+
+    The first message never waits longer than `DEBOUNCE_WAITS_MAX` debounce times.
+    """
     if not queue.debounce_s:
         return 0.0
     loud = [envelope for envelope in due if not envelope.silent]
@@ -99,9 +105,10 @@ def held_back_s(due: Sequence[Envelope], queue: QueuePolicy, *, now: datetime) -
 
 
 class Ready:
-    """Lanes that wait for a slot: first come, first served within an agent; agents in turn, and so are kinds of lanes.
+    """Lanes that wait for a slot: first in, first out within an agent, round robin over agents and lane kinds.
 
-    Bounded: what does not fit is left out, `overflowed` says so, and the store still knows. A wake is only a hint.
+    The queue is limited. Lanes that do not fit are dropped and `has_overflowed` is set; the store
+    still has them. A wake-up is only a hint.
     """
 
     def __init__(self, slots: Slots, concurrency: Callable[[str], int], *, ready_max: int = READY_MAX) -> None:
@@ -118,6 +125,7 @@ class Ready:
         return len(self._known)
 
     def standing(self) -> Standing:
+        """Return slot usage and the waiting lanes."""
         waiting = (wakes for by_agent in self._waiting.values() for wakes in by_agent.values())
         return Standing(
             slots={kind: (self._used[kind], self._slots.of(kind)) for kind in LaneKind},
@@ -125,11 +133,11 @@ class Ready:
         )
 
     def resize(self, slots: Slots) -> None:
-        """More slots are given out at once; fewer, as those in use come back."""
+        """Set the slot limits. Added slots are available at once; removed ones as runs end."""
         self._slots = slots
 
     def push(self, wake: LaneWake) -> None:
-        """Have a lane wait for a slot. One that waits already keeps its place."""
+        """Queue a lane for a slot. A lane that already waits keeps its position."""
         if wake.session in self._known:
             return
         if len(self._known) >= self._ready_max:
@@ -139,7 +147,7 @@ class Ready:
         self._waiting[wake.lane].setdefault(wake.agent, deque()).append(wake)
 
     def take(self) -> LaneWake | None:
-        """The next lane whose kind and agent both have a slot free; both are taken."""
+        """Return the next lane whose kind and agent both have a free slot, and take both slots."""
         for kind, by_agent in self._waiting.items():
             if self._used[kind] >= self._slots.of(kind):
                 continue
@@ -153,13 +161,13 @@ class Ready:
         waiting = by_agent.pop(agent)
         wake = waiting.popleft()
         if waiting:
-            by_agent[agent] = waiting  # at the end: the other agents come first now
+            by_agent[agent] = waiting  # move to the end: the other agents come first now
         self._known.discard(wake.session)
         self._use(kind, agent)
         return wake
 
     def _use(self, kind: LaneKind, agent: str) -> None:
-        self._waiting[kind] = self._waiting.pop(kind)  # at the end: an agent's other kinds of lanes come first now
+        self._waiting[kind] = self._waiting.pop(kind)  # move to the end: the other lane kinds come first now
         self._used[kind] += 1
         self._used_by[agent] += 1
 
@@ -177,12 +185,12 @@ class Ready:
             del self._used_by[agent]
 
     def contended(self, wake: LaneWake) -> bool:
-        """Whether another lane waits for a slot that this one holds: that of its kind, or that of its agent."""
+        """Return whether another lane waits for a slot that this one holds: of its lane kind or of its agent."""
         if not self._known:
             return False
         for kind, by_agent in self._waiting.items():
             if kind is wake.lane:
-                # Another agent's lane wants our slot only if it has room to run in it.
+                # Another agent's lane can use our slot only if that agent has a free slot.
                 if wake.agent in by_agent or any(self._has_room(agent) for agent in by_agent):
                     return True
             elif wake.agent in by_agent and self._used[kind] < self._slots.of(kind):

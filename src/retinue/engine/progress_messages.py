@@ -1,6 +1,7 @@
-"""What a person is told of a run while it goes on, where they asked for it: its calls, what came of them, its thoughts.
+"""Progress messages for a person who asked for them: tool calls, their results and the model's thinking.
 
-Each is a letter of its own, in the commit that it tells of: told once, also when the run is taken up again.
+Each is an envelope in the commit of the step it describes. So it is sent once, also if the run is
+resumed.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ THOUGHTS = "Reasoning:"
 
 
 def show_work(page: Page, work: Work, closings: Sequence[Unwritten], opening: Step | None = None) -> tuple[Wake, ...]:
-    """For a person who waits; nobody else is helped by it. Before the answer, where this is the run's last commit."""
+    """Send progress messages to the person who waits for the answer. No other recipient gets them.
+
+    In the run's last commit they come before the answer.
+    """
     if work.manner == PLAIN or not work.envelopes:
         return ()
     to = answer_address(work.run.sender, origin=work.session.origin, kind=work.envelopes[0].kind)
     people = to is not None and to.kind in (AddressKind.PERSON, AddressKind.CHANNEL)
     if to is None or not people or not work.session.origin.kind.foreground:
         return ()
-    about = work.envelopes[0]  # which stays the first of them, whoever joins in
+    about = work.envelopes[0]  # stays first when others join
     wakes: list[Wake] = []
     for purpose, text in _told(work, closings, opening):
         wakes += notify(page, to, about.id, about.kind, f"{work.run.id}/{purpose}", text, session=work.session)
@@ -65,8 +69,8 @@ def _begun(step: Step) -> tuple[str, str]:
 
 
 def _call(step: Step) -> str:
-    """On one line: the tool, and what it was handed, in short."""
-    assert step.call is not None  # a step of this kind is a call
+    """Format a call on one line: the tool and its arguments, shortened."""
+    assert step.call is not None  # a tool step has a call
     given = " ".join(f"{name}={_short(value)}" for name, value in step.call.arguments.items())
     line = f"→ {step.call.tool} {given}".strip()
     return line if len(line) <= CALL_CHARS_MAX else f"{line[: CALL_CHARS_MAX - 1]}…"

@@ -1,4 +1,4 @@
-"""Questionnaires that are answered: by a form, or by one press where one answer is all that is asked for."""
+"""Answers to questionnaires: from a form, or from one button press if there is one question."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from retinue.store.sessions import sessions
 
 
 def check_answerable(found: Questionnaire, by: Principal, now: datetime) -> None:
-    """Raises where it is not theirs to answer, or no longer open."""
+    """Raise if the person may not answer the questionnaire, or if it is no longer open."""
     if not by.sees_all and by.address != address.person(found.person):
         raise NotAllowed(
             f"questionnaire {short(found.id)} is not yours to answer",
@@ -48,8 +48,10 @@ def submit_in(
     sender: Address | None = None,
     context: Context = NO_CONTEXT,
 ) -> tuple[EnvelopeId, tuple[Wake, ...]]:
-    """The answers are kept and sent to the agent in one commit. What does not fit changes nothing. `sender` is the room
-    that they were given in: what comes of them is said there."""
+    """Store the answers and send them to the agent in one commit. Invalid answers change nothing.
+
+    `sender` is the channel in which they were given. The agent's answer goes there.
+    """
     if wrong := faults(found.fields, answers):
         raise Unfit(
             "these answers do not fit",
@@ -70,13 +72,13 @@ def submit_in(
         context=context,
         trust=trust_of(found, kept, by.trust),
     )
-    check(draft)  # all answers together may be more than one envelope holds
+    check(draft)  # all answers together may exceed the size of one envelope
     questionnaires.end(page, found, QuestionnaireState.ANSWERED, by=str(by.address), answers=kept, envelope=draft.id)
     return draft.id, enter(page, draft, strict=True).wakes
 
 
 def _refuse_gone(page: Page, found: Questionnaire) -> None:
-    """A conversation that was deleted is not begun again by an answer to it."""
+    """Raise if the session was deleted: an answer must not start it again."""
     session = sessions.get(page.conn, found.session)
     if session is None or session.deleted_at is not None or agents.find(page.conn, found.agent) is None:
         raise Conflict(

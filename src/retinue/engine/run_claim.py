@@ -1,4 +1,4 @@
-"""Claiming: the commit in which a lane takes its next batch, or takes up a run that was cut off or parked."""
+"""The commit in which a lane claims its next batch, or resumes an interrupted or suspended run."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ LOOKED_AT_MAX = BATCH_MAX + 40
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """What every claim of this house goes by."""
+    """Settings that every claim uses."""
 
     zone: ZoneInfo
-    opened_ms: int  # when this house was opened: mail older than that waited through a stop
+    opened_ms: int  # when the server started; an older envelope waited through a stop
     asking: Callable[[], ApprovalSettings] = ApprovalSettings
     defaults: Callable[[], Defaults] = plain
     sessions: Callable[[], SessionSettings] = plain_sessions
-    words: Callable[[str], Words] = plain_words  # at a connector
+    words: Callable[[str], Words] = plain_words  # by connector name
 
 
 def claim(
@@ -78,9 +78,10 @@ def claim(
     crashed: bool = True,
     in_hand: Container[RunId] = (),
 ) -> Work | Nothing:
-    """Take what this lane does next.
+    """Claim what this lane does next.
 
-    `crashed` says that an open run, if there is one, lost its worker to a crash. Runs `in_hand` have a worker.
+    `crashed` says that an open run, if there is one, lost its worker in a crash. Runs in
+    `owned_runs` have a worker in this process.
     """
     page = Page(conn, now_ms)
     session = sessions.get(conn, session_id)
@@ -107,7 +108,7 @@ def claim(
 
 
 def begin(page: Page, session: Session, agent: Agent, envelope: Envelope, *, run_id: RunId, terms: Terms) -> Work:
-    """Start a run in the very commit that accepts its mail, which is stored as claimed."""
+    """Start a run in the commit that accepts its envelope. The envelope is stored as claimed."""
     session = as_due(page, session, agent, envelope, settings=terms.sessions(), zone=terms.zone)
     append = Append(session, page)
     snippet = words_of(envelope.text)[:SNIPPET_LENGTH_MAX]
@@ -115,7 +116,7 @@ def begin(page: Page, session: Session, agent: Agent, envelope: Envelope, *, run
 
 
 def claim_next(page: Page, session: Session, agent: Agent, *, run_id: RunId, terms: Terms) -> Work | Nothing:
-    """Start a run over the next batch, its user record and first intent written in this very commit."""
+    """Start a run over the next batch. This commit also writes its user record and first step."""
     conn = page.conn
     found = envelopes.due(conn, session.id, page.at_ms, limit=LOOKED_AT_MAX)
     wakes, due = _leave_out_expired(page, session, agent, found, terms)
@@ -123,7 +124,8 @@ def claim_next(page: Page, session: Session, agent: Agent, *, run_id: RunId, ter
     if wait_s := held_back_s(due, queue, now=from_ms(page.at_ms)):
         return Nothing(wakes, after_s=wait_s)
     batch = next_batch(due, queue)
-    if first := batch.work or batch.silent:  # what is noted for the next turn is noted where that will read it
+    # reset before silent envelopes are recorded, so that the next turn reads them
+    if first := batch.work or batch.silent:
         session = as_due(page, session, agent, first[0], settings=terms.sessions(), zone=terms.zone)
     append = Append(session, page)
     if batch.silent:
@@ -157,7 +159,7 @@ def claim_next(page: Page, session: Session, agent: Agent, *, run_id: RunId, ter
             at_ms=to_ms(session.updated_at),
         )
         return Nothing(wakes, again=more)
-    if (handed := _handed(batch.work[0])) is not None:  # whoever handed it on was told which run it would be
+    if (handed := _handed(batch.work[0])) is not None:  # the delegating call already knows this run id
         run_id = run_made_for(handed)
     envelopes.claim(conn, [envelope.id for envelope in batch.work], run=run_id, now_ms=page.at_ms)
     return _start_run(page, session, agent, append, batch.work, run_id=run_id, terms=terms, wakes=wakes)
@@ -180,7 +182,7 @@ def _start_run(
     sender, stored, answered = batch[0].sender, (), ()
     lineage = _lineage(page, session, batch[0], run_id)
     if batch[0].kind is Kind.DECISION:
-        # A late yes: the answer goes to whoever had asked, and the stored calls come first.
+        # A late approval: the answer goes to the original sender, and the stored calls run first.
         approval = approvals.get(conn, batch[0].context.approval)
         asked = runs.get(conn, approval.run) if approval else None
         if approval is not None and asked is not None:
@@ -224,7 +226,7 @@ def _start_run(
     runs.add(conn, run)
     records.add(conn, append.records)
     steps: tuple[Step, ...] = ()
-    if not stored and runner_of(agent, session.origin.kind) != EXTERNAL:  # who works elsewhere asks no model of ours
+    if not stored and runner_of(agent, session.origin.kind) != EXTERNAL:  # an external agent calls no model here
         steps = (first_step(run, agent),)
         runs.open_step(conn, steps[0], at_ms=page.at_ms)
     page.tell(
@@ -253,8 +255,11 @@ def _start_run(
 
 
 def _lineage(page: Page, session: Session, first: Envelope, run_id: RunId) -> Lineage | None:
-    """What bounds it beside its own agent's settings. Whatever is said to a subagent, it stays what it was sent out as:
-    the rules of whoever sent it hold."""
+    """Return the delegation lineage that limits the run in addition to its agent's settings.
+
+    A message from another sender does not free a subagent: the rules of the agents that delegated
+    to it always apply.
+    """
     lineage = _set_going_by(page, session, first, run_id)
     if session.origin.kind not in SENT_OUT or first.id == session.origin.key:
         return lineage
@@ -265,8 +270,10 @@ def _lineage(page: Page, session: Session, first: Envelope, run_id: RunId) -> Li
 
 
 def _set_going_by(page: Page, session: Session, first: Envelope, run_id: RunId) -> Lineage | None:
-    """Where it comes from, if another run set it going: by handing it the work, or by having done what this one's
-    session had handed out. Then this run is as bound as the one that did."""
+    """Return the lineage of the run that caused this one, or None.
+
+    That run delegated the work, or did work that this session had delegated. Its limits apply.
+    """
     if first.context.lineage is not None:
         return first.context.lineage
     if (handed := _handed(first)) is not None:
@@ -282,7 +289,7 @@ def _set_going_by(page: Page, session: Session, first: Envelope, run_id: RunId) 
 
 
 def _handed(first: Envelope) -> EnvelopeId | None:
-    """The letter with which this work was handed on, if it was."""
+    """Return the id of the delegation envelope behind this work, or None."""
     match first.kind:
         case Kind.DELEGATION:
             return first.id
@@ -298,14 +305,17 @@ def _lane(session: Session, first: Envelope) -> LaneKind:
 
 
 def first_step(run: Run, agent: Agent) -> Step:
-    """The intent to ask the model for its first reply."""
+    """Return the intent to call the model for the first reply."""
     return Step(run=run.id, turn=0, index=0, kind=StepKind.MODEL, hash=agent.model[:32])
 
 
 def _leave_out_expired(
     page: Page, session: Session, agent: Agent, due: list[Envelope], terms: Terms
 ) -> tuple[tuple[Wake, ...], list[Envelope]]:
-    """Close mail whose time has passed, or that is older than this agent works after a stop. Its sender is told."""
+    """Settle envelopes that expired, or that are too old for this agent after a stop.
+
+    Their senders are notified. Returns the wake-ups and the remaining envelopes.
+    """
     wakes: list[Wake] = []
     kept: list[Envelope] = []
     for envelope in due:
@@ -332,7 +342,7 @@ def _why_expired(page: Page, agent: Agent, envelope: Envelope, terms: Terms) -> 
 
 
 def _close_lane(page: Page, session: Session, run: Run | None, *, because: str, text: str) -> Nothing:
-    """The agent was let go, or the session deleted: its due mail is closed, a bounded number at a time."""
+    """Settle the due envelopes of a deleted agent or session, up to a limit per commit."""
     wakes: list[Wake] = []
     if run is not None:
         wakes += close_run(
@@ -354,25 +364,25 @@ def _close_lane(page: Page, session: Session, run: Run | None, *, because: str, 
 
 
 def _take_up_parked(page: Page, session: Session, agent: Agent, run: Run) -> Work | Nothing:
-    """Go on with a run that waited for a person: with the answer, or without it when it is needed elsewhere."""
+    """Resume a suspended run: with the decision, or without it if the lane is needed."""
     conn = page.conn
     asked = approvals.of_run(conn, run.id)
     waits_for = {approval.id for approval in asked if not approval.released}
     handed = delegations.waiting(conn, run.id)
     outstanding = [delegation for delegation in handed if delegation.state.open]
-    # Decisions come first, so that however much waits behind them they are all here.
+    # Decisions sort first, so this page holds all of them however much is due behind.
     due = envelopes.due(conn, session.id, page.at_ms, limit=LOOKED_AT_MAX)
     first = [e for e in due if e.kind is Kind.DECISION]
     decided = [e for e in first if e.context.approval in waits_for]
     undecided = any(a.state is ApprovalState.OPEN and a.id in waits_for for a in asked) or bool(outstanding)
     if undecided:
-        # Answers that this run waits for are no reason to go on without the others.
+        # Results that this run waits for are no reason to resume it without the others.
         expected = {delegation.result for delegation in handed} - {None}
         there = sum(1 for envelope in due if envelope.id in expected and not envelope.silent)
         mail = len(first) > len(decided) or envelopes.count_due(conn, session.id, page.at_ms) > there
         waited_enough = run.wake_at is not None and to_ms(run.wake_at) <= page.at_ms
         interrupting = session.queue.over(agent.queue).mode is QueueMode.INTERRUPT and any(map(interrupts, due))
-        # What was sent out of the house cannot be called back, and nobody else here could read what comes of it.
+        # A request to an external agent cannot be recalled, and only this run can use its answer.
         waits_behind = mail and not interrupting and any(d.kind is DelegationKind.EXTERNAL for d in outstanding)
         mail = mail and not waits_behind
         if not mail and not waited_enough and not decided:
@@ -383,7 +393,7 @@ def _take_up_parked(page: Page, session: Session, agent: Agent, run: Run) -> Wor
         if not decided:
             approvals.release(conn, run.id)
             asked = [replace(approval, released=True) for approval in asked]
-        if mail:  # otherwise it waits on for whatever has time left
+        if mail:  # otherwise it keeps waiting for delegations with time left
             delegations.release(conn, run.id)
     if decided:
         because = f"the run {run.id[:8]} goes on with it"
@@ -419,8 +429,8 @@ def _sleep(page: Page, session: Session, wakefulness: Wakefulness) -> None:
 
 
 def _take_up_cut_off(page: Page, session: Session, agent: Agent, run: Run, *, crashed: bool) -> Work | Nothing:
-    """A run without a worker: resumed from its last closed step, or closed where it must not be tried again."""
-    is_job = session.origin.kind is OriginKind.BACKGROUND  # which is never begun a second time
+    """Resume a run without a worker from its last closed step, or closes it if it must not be retried."""
+    is_job = session.origin.kind is OriginKind.BACKGROUND  # a background job is never started twice
     if agent.delivery is Delivery.AT_MOST_ONCE or is_job:
         what = "The house stopped" if crashed else "The store failed"
         wakes = close_run(
@@ -449,14 +459,18 @@ def _take_up_cut_off(page: Page, session: Session, agent: Agent, run: Run, *, cr
         return Nothing(wakes, again=True)
     if crashed:
         envelopes.count_attempt(page.conn, run.id)
-    # Whatever was asked for and never written down may have been paid for.
+    # A model call without a stored reply may have been billed.
     money.count_as_spent(page.conn, run.id)
     asked = [_as_the_run_knows_it(approval) for approval in approvals.of_run(page.conn, run.id)]
     return _take_up(page, session, agent, run, asked, attempt=run.attempt + 1 if crashed else run.attempt, why="a stop")
 
 
 def _as_the_run_knows_it(approval: Approval) -> Approval:
-    """Once a run has gone on without an answer it stays so: the decision has a run of its own, which makes the call."""
+    """Return the approval in the state that the run acted on.
+
+    A run that went on without a decision stays without it: the decision starts its own run, which
+    makes the call.
+    """
     if approval.released and approval.state in (ApprovalState.ALLOWED, ApprovalState.DENIED):
         return replace(approval, state=ApprovalState.OPEN)
     return approval
@@ -465,6 +479,7 @@ def _as_the_run_knows_it(approval: Approval) -> Approval:
 def _take_up(
     page: Page, session: Session, agent: Agent, run: Run, asked: list[Approval], *, attempt: int, why: str
 ) -> Work:
+    """Raise the epoch, marks the run as running and return the claim."""
     conn = page.conn
     epoch = session.epoch + 1
     sessions.guard(
@@ -498,7 +513,7 @@ def _take_up(
 
 
 def _stored_calls(conn: sa.Connection, held: tuple[Envelope, ...]) -> tuple[tuple[Call, ...], tuple[Approval, ...]]:
-    """The calls that a run over a late decision performs first."""
+    """Return the calls that a run over a late decision performs first, and their approval."""
     for envelope in held:
         if envelope.kind is Kind.DECISION:
             approval = approvals.get(conn, envelope.context.approval)

@@ -1,4 +1,4 @@
-"""What a worker holds while it works a run: its claim on a session, valid for one epoch."""
+"""A run that a worker has claimed, and the records that a commit appends to its session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from retinue.store.core.transaction import Page
 
 
 class Work(Struct, frozen=True, kw_only=True):
-    """A run that is ours to work on, as the claiming commit left it."""
+    """A run claimed by this worker, as the claiming commit left it. The claim is valid for one epoch."""
 
     run: Run
     session: Session
@@ -32,13 +32,13 @@ class Work(Struct, frozen=True, kw_only=True):
     open_steps: tuple[Step, ...] = ()
     approvals: tuple[Approval, ...] = ()
     stored: tuple[Call, ...] = ()
-    senders: tuple[Agent, ...] = ()  # whose rules hold beside its own agent's, who sent it out first of all first
-    speakers: tuple[Address, ...] = ()  # who spoke, where they did so in a room that may be several people's
-    requesters: tuple[Requester, ...] = ()  # the people on whose behalf it works
-    fresh: tuple[Record, ...] = ()  # what the claim itself appended
+    senders: tuple[Agent, ...] = ()  # agents that delegated this run, the first one first; their rules apply too
+    speakers: tuple[Address, ...] = ()  # message authors, if the channel may be shared by several people
+    requesters: tuple[Requester, ...] = ()  # the people for whom the run acts
+    fresh: tuple[Record, ...] = ()  # records that the claim appended
     wakes: tuple[Wake, ...] = ()
-    manner: Manner = PLAIN  # in which it shows what it does
-    words: Words | None = None  # how it speaks, where a room in a channel is spoken to
+    manner: Manner = PLAIN  # how the run shows its work
+    words: Words | None = None  # how replies are delivered, if the recipient is a channel
 
     @property
     def queue(self) -> QueuePolicy:
@@ -46,7 +46,10 @@ class Work(Struct, frozen=True, kw_only=True):
 
     @property
     def acting(self) -> Agent:
-        """As whom it acts: a subagent as whoever sent it out first of all, with their folders and no others."""
+        """Return the agent as which the run acts.
+
+        A subagent acts as the agent that delegated first, with the directories of that agent only.
+        """
         lineage = self.run.lineage
         if lineage is None or self.session.origin.kind not in SENT_OUT:
             return self.agent
@@ -54,8 +57,11 @@ class Work(Struct, frozen=True, kw_only=True):
 
 
 class Nothing(Struct, frozen=True):
-    """Nothing to work on. `again` means: something was closed, and there may be more behind it. `after_s`: what waits
-    is to be looked at then, unless more has come."""
+    """A claim that found no batch to run.
+
+    `look_again`: something was closed, and more may be due. `retry_after_s`: debounced envelopes
+    are due after this time, unless more arrive.
+    """
 
     wakes: tuple[Wake, ...] = ()
     again: bool = False
@@ -63,7 +69,7 @@ class Nothing(Struct, frozen=True):
 
 
 class Append(Struct):
-    """Records to be appended to a session within one commit, numbered from where the session stands."""
+    """Records to append to a session in one commit, numbered from the session's last record on."""
 
     session: Session
     page: Page
@@ -89,9 +95,10 @@ class Append(Struct):
 
 
 def trust_of_mail(envelopes: Iterable[Envelope]) -> Trust:
-    """How far a turn made of these can be believed: as far as the least of their senders.
+    """Return the trust of a turn made of these envelopes: the least trust of any of them.
 
-    A decision is told in the house's words, which name what was asked for: whoever allows a call has not said it.
+    The text of a decision is written by the server and quotes the request. Approving a call does
+    not make its text the approver's own, so a decision is at most `private`.
     """
     return least(
         least((envelope.trust, Trust.PRIVATE)) if envelope.kind is Kind.DECISION else envelope.trust

@@ -1,4 +1,4 @@
-"""Endings: the commits in which a run finishes, fails, parks or is cancelled, each closing all it owes at once."""
+"""The commits in which a run finishes, fails or is cancelled. Each settles everything the run holds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NO_ROOM = "the context no longer fitted into the model's window, and could not b
 
 
 class Said(Struct, frozen=True):
-    """What a model has said so far of the reply of one turn."""
+    """The text streamed so far of a reply that is not stored yet."""
 
     turn: int
     text: str
@@ -59,7 +59,10 @@ NOTHING_SAID: Mapping[RunId, Said] = {}
 def finish(
     page: Page, work: Work, closings: Sequence[Unwritten], finished: Finished, *, wakefulness: Wakefulness
 ) -> tuple[Wake, ...]:
-    """The answer, the outcomes, the last records, the run's end. The caller may go on to claim in the same commit."""
+    """End a run with an answer: write last records, outcomes and the answer.
+
+    The caller may claim the next batch in the same commit.
+    """
     conn = page.conn
     append = Append(work.session, page, work.run)
     write_closings(append, closings)
@@ -117,7 +120,7 @@ def finish(
         wakes += tuple(wake for e in owed if e.context.webhook for wake in ring(page, e.id))
     if unowed:
         outcomes.settle(page, unowed, Outcome.NOTED, because="read; it asks for no answer")
-    if not work.fresh:  # it was taken up: a call that waited may have been closed otherwise
+    if not work.fresh:  # resumed: a call that waited for a delegation may have been closed in another way
         delegations.release(conn, work.run.id)
     runs.end(
         conn,
@@ -141,7 +144,7 @@ def finish(
 
 
 def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished) -> Draft | None:
-    """What the run has to say, and to whom: whoever wrote, whoever handed it the work, or whoever sits behind it."""
+    """Return the answer and its recipient: the sender, the delegating agent, or the person behind the session."""
     silent, delegation = False, None
     if work.envelopes and work.envelopes[0].context.exchange is not None:
         return session_exchange.following(page, work, finished)
@@ -154,14 +157,14 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
     elif not owed:
         to, reply_to = _announced(page, work)
     elif owed[0].kind is Kind.DELEGATION:
-        # Somebody may wait for it: what they get says so where it has nothing to say.
+        # A call may wait for it, so an empty result says that there is nothing to say.
         delegation = delegations.get(page.conn, owed[0].id)
         to, reply_to = (owed[0].sender, owed[0].id) if delegation is None or is_told(delegation) else (None, None)
         silent = delegation is not None and is_silent(delegation)
     else:
         asked = owed[0].context.answer_to
         to = answer_address(work.run.sender, origin=work.session.origin, kind=_asked_as(page, owed[0]), asked=asked)
-        # The newest of the one who is answered: someone else may have joined in since.
+        # The newest envelope of the answered sender: others may have joined since.
         reply_to = next((e.id for e in reversed(owed) if e.sender == work.run.sender), owed[-1].id)
     delegated = bool(owed) and owed[0].kind is Kind.DELEGATION
     if to is None or (finished.silent and not delegated):
@@ -179,7 +182,7 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
         text=text,
         source="run",
         key=f"{work.run.id}/answer",
-        # What is said of work that was handed out answers nothing: whoever began it has had their answer.
+        # A report on delegated work answers nothing: the person was answered when the work started.
         kind=Kind.ANSWER if owed else Kind.MESSAGE,
         context=session_exchange.context_of_answer(page, delegation)
         if delegation is not None
@@ -192,14 +195,14 @@ def _answer(page: Page, work: Work, owed: Sequence[Envelope], finished: Finished
 
 
 def _still_for(work: Work, to: address.Address) -> Context:
-    """An agent that reads an answer goes on with work of whoever it was for, also where none was handed on."""
+    """Return a context with the run's lineage if the recipient is an agent, which continues the same work."""
     if work.run.lineage is None or to.kind is not address.AddressKind.AGENT:
         return NO_CONTEXT
     return Context(lineage=work.run.lineage)
 
 
 def _asked_as(page: Page, letter: Envelope) -> Kind:
-    """As what it is answered: a late decision, as what the run was over that had asked for it."""
+    """Return the kind to answer as. For a late decision, the kind of the envelope whose run asked for it."""
     if letter.kind is not Kind.DECISION:
         return letter.kind
     approval = approvals.get(page.conn, letter.context.approval)
@@ -209,7 +212,10 @@ def _asked_as(page: Page, letter: Envelope) -> Kind:
 
 
 def _announced(page: Page, work: Work) -> tuple[address.Address | None, EnvelopeId | None]:
-    """Where a run over what came of work handed out has its say: before the person who began it, as a reply to them."""
+    """Return the address for a report on delegated work, and the envelope it replies to.
+
+    The report goes to the person whose message started the work.
+    """
     origin = work.session.origin
     about = work.envelopes[0].reply_to if work.envelopes and work.run.lineage is not None else None
     delegation = delegations.get(page.conn, about) if about is not None else None
@@ -231,8 +237,10 @@ def _end_delegation(page: Page, letter: Envelope, answer: Draft | None) -> tuple
 
 
 def _by_clock(page: Page, work: Work, answer: Draft | None, finished: Finished) -> tuple[Draft | None, str]:
-    """What is sent of the answer of a run that the clock began, and why. Whoever was written to by the run itself need
-    not hear twice."""
+    """Return the answer that a scheduled run sends, and the reason.
+
+    A recipient that the run already wrote to gets no second message.
+    """
     schedule = heartbeats.of_run(page.conn, work.run, work.envelopes)
     if schedule is not None and not finished.silent:
         told = heartbeats.told(page, work.run, schedule, answer, text=finished.text, remarks=finished.remarks)
@@ -245,7 +253,7 @@ def _by_clock(page: Page, work: Work, answer: Draft | None, finished: Finished) 
 def fail(
     conn: sa.Connection, *, work: Work, closings: Sequence[Unwritten], now_ms: int, error: str, text: str
 ) -> tuple[Wake, ...]:
-    """A run that broke: what it held is dead but kept, and the person reads why in plain words."""
+    """End a failed run. Its envelopes become dead letters, and the person reads the reason."""
     page = Page(conn, now_ms)
     session = _write_last_words(page, work, closings)
     wakes = close_run(
@@ -263,7 +271,7 @@ def fail(
 
 
 def _write_last_words(page: Page, work: Work, closings: Sequence[Unwritten]) -> Session:
-    """Prove that the session is still ours, and keep what had come back but was not yet written."""
+    """Check that the session is still ours, and write results that are not stored yet."""
     append = Append(work.session, page, work.run)
     write_closings(append, closings)
     sessions.guard(
@@ -291,10 +299,10 @@ def close_run(
     note: str,
     said: Said | None = None,
 ) -> tuple[Wake, ...]:
-    """End an open run before it came to an answer: every open call gets a result, every envelope an outcome.
+    """End an open run without an answer: every open call gets a result, every envelope an outcome.
 
-    Raises the epoch, so that a worker who still holds the run can write nothing more. What it had `said` by then of a
-    reply that was not yet written down is kept.
+    Raises the epoch, so that a worker that still holds the run can write nothing more. The
+    `unfinished` text of a reply that is not stored yet is kept.
     """
     conn = page.conn
     held = envelopes.held(conn, run.id)
@@ -347,13 +355,13 @@ def close_run(
 def _tell_senders(
     page: Page, session: Session, run: Run, held: Sequence[Envelope], outcome: Outcome, text: str
 ) -> tuple[Wake, ...]:
-    """Everyone whose mail the run held hears once what became of it: its sender, and whoever joined in."""
+    """Notify each sender of the run's envelopes once, including senders that joined."""
     newest: dict[address.Address, Envelope] = {}
     for envelope in held:
         sender = run.sender if envelope.kind is Kind.DECISION else envelope.sender
         told = envelope.kind is Kind.SYSTEM and sender.kind is address.AddressKind.AGENT
-        # What failed is told also where an answer would not have been: silence is never the end of it. Who has told
-        # something without asking hears of its fate where nobody else does.
+        # A failure is reported even if the answer would go nowhere: a run never ends in silence. An agent that
+        # sent a message without asking for an answer is notified only if no one else is.
         asked = "" if envelope.context.answer_to == NOWHERE else envelope.context.answer_to
         to = answer_address(sender, origin=session.origin, kind=envelope.kind, asked=asked) or (
             sender if told else None
@@ -367,7 +375,7 @@ def _tell_senders(
 
 
 def interrupted(call: str, tool: str) -> ToolResult:
-    """What a model reads of a call that nobody saw the end of."""
+    """Return the result that a model reads for a call whose end is unknown."""
     return ToolResult(
         call=call,
         tool=tool,
@@ -377,7 +385,7 @@ def interrupted(call: str, tool: str) -> ToolResult:
 
 
 class Cancelled(Struct, frozen=True):
-    """What a cancel did: the runs it ended, in which sessions, and how much waiting mail it cleared."""
+    """What a cancellation did: the runs it ended, their sessions, and how many due envelopes it cleared."""
 
     runs: tuple[RunId, ...]
     lanes: tuple[SessionId, ...]
@@ -400,9 +408,10 @@ def cancel(
     reset: str | None = None,
     said: Mapping[RunId, Said] = NOTHING_SAID,
 ) -> Cancelled:
-    """End the open run of a session and of every session below it. Scheduled and future mail is left alone.
+    """End the open run of a session and of every session below it. Scheduled envelopes stay.
 
-    `only_for_newer` does nothing unless newer mail is due (queue mode interrupt); `reset` also appends a marker.
+    `only_for_newer` does nothing unless a newer envelope is due (queue mode interrupt). `reset`
+    also appends a reset mark.
     """
     page = Page(conn, now_ms)
     if only_for_newer and not _newer_waits(page, session_id):
@@ -433,29 +442,29 @@ def cancel_in(
     reset: str | None = None,
     said: Mapping[RunId, Said] = NOTHING_SAID,
 ) -> Cancelled:
-    """The same, within whatever commit `page` belongs to."""
+    """Like `cancel_runs`, within an open transaction."""
     conn = page.conn
     ended: list[RunId] = []
     lanes: list[SessionId] = []
     wakes: list[Wake] = []
     cleared = 0
     below = [session_id]
-    for id_ in below:  # grows as children are found; each session has one parent, so it ends
+    for id_ in below:  # grows as children are found; each session has one parent, so the loop ends
         session = sessions.get(conn, id_)
         if session is None:
             continue
         run = runs.open_in(conn, id_)
-        if id_ != session_id:  # whoever stops it all is not told of each
+        if id_ != session_id:  # the person who cancels needs no notice for each subagent
             delegations.hush_into(conn, id_)
         if run is not None:
             wakes += _cancel_run(page, session, run, by=by, why=why, said=said.get(run.id))
             ended.append(run.id)
             lanes.append(session.id)
         if not only_for_newer:
-            # Also what a run before this one asked for and went on without.
+            # Also approvals that an earlier run requested and did not wait for.
             approvals.close_in(conn, session.id, at_ms=page.at_ms)
         if clear_due or (id_ != session_id and not only_for_newer):
-            # One that was sent out and still waits for a slot is stopped like the others.
+            # A subagent that still waits for a slot is stopped like the others.
             counted, told = _clear_due(page, session, by=by, why=why, only_work=not clear_due)
             cleared += counted
             wakes += told
@@ -467,7 +476,7 @@ def cancel_in(
 
 
 def cancel_for_newer(page: Page, session: Session, run: Run) -> tuple[Wake, ...]:
-    """Queue mode interrupt, where the run has no worker to be stopped."""
+    """Cancel a run that has no worker for a newer envelope (queue mode interrupt)."""
     return _cancel_run(page, session, run, by="house", why=NEWER)
 
 
@@ -482,11 +491,11 @@ def _cancel_run(
             page, session, run, RunStatus.CANCELLED, Outcome.CANCELLED, because=because, text=text, note=note, said=said
         )
     )
-    # An answer that was on its way to this run has nobody to go to, and must not start its calls after a stop.
-    for envelope in envelopes.due(page.conn, session.id, page.at_ms, limit=DECISIONS_MAX):  # they come first
+    # A decision for this run has no recipient now, and must not start its calls after a stop.
+    for envelope in envelopes.due(page.conn, session.id, page.at_ms, limit=DECISIONS_MAX):  # decisions sort first
         if envelope.kind is Kind.DECISION and _decides_for(page, envelope, run):
             wakes += settle_and_tell(page, envelope, Outcome.CANCELLED, because=because, text=text, session=session)
-    # The lane looks once more: what waits behind the run is next, or the session goes to sleep.
+    # The lane is checked once more: it runs what is due, or the session goes to sleep.
     return (*wakes, LaneWake(session.id, session.agent, lane_kind(session.origin.kind), loud=False))
 
 
@@ -496,13 +505,13 @@ def _decides_for(page: Page, decision: Envelope, run: Run) -> bool:
 
 
 def interrupts(envelope: Envelope) -> bool:
-    """Whether it is the kind of mail for which a run is given up: decisions, answers and notices are not."""
+    """Whether the envelope may interrupt a run. Decisions, answers and notices may not."""
     asks = not envelope.silent and envelope.kind in (Kind.MESSAGE, Kind.SYSTEM)
     return asks and envelope.context.when_busy is None
 
 
 def _newer_waits(page: Page, session_id: str) -> bool:
-    """Whether mail is due that was not there when the open run began."""
+    """Whether an envelope is due that arrived after the open run started."""
     run = runs.open_in(page.conn, session_id)
     if run is None:
         return False
@@ -512,7 +521,7 @@ def _newer_waits(page: Page, session_id: str) -> bool:
 
 
 def _clear_due(page: Page, session: Session, *, by: str, why: str, only_work: bool = False) -> tuple[int, list[Wake]]:
-    """`only_work`: nothing but what was handed to it."""
+    """Cancel due envelopes. `only_delegations`: only delegations. Returns their number and the wake-ups."""
     wakes: list[Wake] = []
     cleared = 0
     for envelope in envelopes.due(page.conn, session.id, page.at_ms, limit=CLEARED_MAX):
@@ -534,7 +543,7 @@ def _clear_due(page: Page, session: Session, *, by: str, why: str, only_work: bo
 
 
 def mark_reset(page: Page, session_id: str, message: str = "", *, because: str) -> None:
-    """The context begins anew here, with the words of `message`. What came before stays in the history."""
+    """Reset the context here, starting with `message`. Earlier records stay in the history."""
     session = sessions.get(page.conn, session_id)
     if session is None:
         return

@@ -1,4 +1,4 @@
-"""The watch over a run: the one place that catches everything, because the house must outlive any one guest."""
+"""Execute one run. Every exception ends here: it fails the run, never the server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ Speak = Callable[[str, bool], Awaitable[tuple[str, Attachment | None]]]
 
 
 class Ended(Struct, frozen=True):
-    """How the watch over a run ended. `next` was claimed in the finishing commit; `more` waits for its turn."""
+    """How the execution of a run ended.
+
+    `next_claim` was claimed in the finishing commit; `more_due`: the lane has more.
+    """
 
     wakes: tuple[Wake, ...] = ()
     next: Work | None = None
@@ -58,7 +61,7 @@ class Ended(Struct, frozen=True):
 
 
 class Watch:
-    """Works one run at a time for each lane, from the claim to one of its ends."""
+    """Executes one run at a time for each lane, from the claim to its end."""
 
     def __init__(
         self,
@@ -88,7 +91,11 @@ class Watch:
     async def over(
         self, work: Work, *, next_run: RunId, has_mail: Callable[[], bool], contended: Callable[[], bool]
     ) -> Ended:
-        """Work a run. Raises only `Stale`, `StoreError` and cancellation, which leave it as it is in the store."""
+        """Execute a run.
+
+        Raises only `Stale`, `StoreError` and cancellation. These leave the run in the store
+        unchanged.
+        """
         request = _request_of(work)
         house = self._terms.defaults().manner_of(work.agent)
         room = work.run.sender if work.run.sender.kind is AddressKind.CHANNEL else None
@@ -115,19 +122,19 @@ class Watch:
             ended = await self._work(journal, next_run=next_run, contended=contended)
         finally:
             self._live.ended(work.run.id)
-        # Whoever was sent out for one thing is seldom heard of again: those who are, want their contexts kept.
+        # Subagents rarely run again, so their contexts would only displace others.
         if journal.is_whole and work.session.origin.kind not in SENT_OUT:
             self.transcripts.give_back(transcript, context_from=journal.work.session.context_from)
         return ended
 
     async def _nest(self, work: Work) -> None:
-        """A call waits for this run: whoever watches that sees what is done for it."""
+        """If a call waits for this run, shows the run's activity to subscribers of that call's session."""
         asked = await self._store.read(partial(delegations.get, id_=work.envelopes[0].id))
         if asked is not None and asked.wait_until is not None:
             self._live.nest(Within(session=asked.session, call=asked.call, agent=work.agent.name, run=work.run.id))
 
     async def _own(self, work: Work) -> list[Record] | None:
-        """A run's own records where they are no longer all in its context: it was compacted, and then cut off."""
+        """Read the run's records if they are not all in its context: it was compacted and then interrupted."""
         if work.fresh or work.run.first_seq >= work.session.context_from:
             return None
         session, first, last = work.session.id, work.run.first_seq, work.session.record_seq
@@ -160,8 +167,11 @@ class Watch:
         return _without_wakes(await self._store.write(body, point="finish", then=self._wake_all))
 
     async def _spoken(self, work: Work, finished: Finished) -> Finished:
-        """An answer to a room, with its voice. Made before the commit, so that what is kept is what leaves; whatever
-        goes wrong, the words stay."""
+        """Add a voice message to an answer for a channel.
+
+        It is made before the commit, so that the stored answer is the one sent. If it fails, the
+        text remains.
+        """
         if self._speak is None or work.words is None or finished.silent or not finished.text:
             return finished
         heard = [each for envelope in work.envelopes for each in envelope.attachments]
@@ -174,8 +184,11 @@ class Watch:
         return replace(finished, text=shown, voice=voice)
 
     def _wake_all(self, ended: Ended | None) -> None:
-        """With the commit, and not by whoever waits for it: they may be told to stop in this very moment, and who was
-        written to would hear of it much later."""
+        """Send the wake-ups together with the commit.
+
+        The waiting task may be cancelled at this moment, and the recipients would then learn of the
+        envelope much later.
+        """
         for wake in ended.wakes if ended is not None else ():
             self._wake(wake)
 
@@ -222,14 +235,14 @@ class Watch:
         tell = Attended(self._live, attendance) if attendance is not None else self._live
         limit = asyncio.timeout(None)
         loop = asyncio.get_running_loop()
-        # A model that never answers must be stopped in the middle. By the house's clock, and from when the run was
-        # taken up: the time it waited for a person, or for the light to come back, is not its own.
+        # A model that never answers must be stopped in the middle of a call. The limit uses the server's clock
+        # and starts when the run was claimed or resumed: time spent suspended or stopped does not count.
         call_off = self._clock.later(limit_s, lambda: limit.reschedule(loop.time()))
         try:
             async with limit:
                 return await runner.work(assignment, journal, Answers(work.approvals), tell)
         except TimeoutError as error:
-            if not limit.expired():  # somebody else's: a model's or a tool's own
+            if not limit.expired():  # another timeout: of a model or a tool
                 raise
             raise RetinueError(
                 f"this run took longer than {limit_s:g} seconds",
@@ -243,7 +256,7 @@ class Watch:
                 attendance.end()
 
     def _attend(self, work: Work) -> Attendance | None:
-        """A room that waits sees that someone is at work. Only a run that is over its own mail is seen there."""
+        """Show typing in the channel while the run works. Only for a run over that channel's own message."""
         if self._presence is None or work.words is None or not work.envelopes:
             return None
         newest = work.envelopes[-1]
@@ -291,7 +304,7 @@ def _request_of(work: Work) -> RunRequest:
 
 
 def _without_wakes(ended: Ended) -> Ended:
-    """They were woken already."""
+    """Return the end without its wake-ups, which were already sent."""
     return replace(ended, wakes=())
 
 
@@ -313,17 +326,17 @@ def _finish_and_claim(
     next_run: RunId | None,
     terms: Terms,
 ) -> Ended:
-    """The finishing commit. It claims the next batch too, unless another lane waits for this slot."""
+    """The finishing commit. It also claims the next batch, unless another lane waits for this slot."""
     page = Page(conn, now_ms)
     if not envelopes.any_due(conn, work.session.id, page.at_ms):
-        # The usual end. What arrives from here on finds the session asleep, and wakes it.
+        # The usual case. A later envelope finds the session asleep and wakes it.
         wakes = finish(page, work, closings, finished, wakefulness=Wakefulness.SLEEPING)
         note_length(page, work.session, work.agent, finished.context_length, terms.sessions())
         page.close()
         return Ended(wakes)
     wakes = finish(page, work, closings, finished, wakefulness=Wakefulness.ACTIVE)
     note_length(page, work.session, work.agent, finished.context_length, terms.sessions())
-    # Read again: the rules of the agent and of the session may have changed since this run was claimed.
+    # Read again: the settings of agent and session may have changed since the claim.
     session, agent = sessions.get(conn, work.session.id), agents.find(conn, work.agent.name)
     if next_run is None or session is None or agent is None:
         page.close()

@@ -1,4 +1,4 @@
-"""When a schedule's time has come: let its envelope go, or say why not. Gates are asked before a token is spent."""
+"""The scheduler: releases the envelope of a due occurrence, or records why not. Gates run before any model call."""
 
 from __future__ import annotations
 
@@ -51,11 +51,15 @@ STORE_RETRY_S = 1.0
 
 
 async def no_gates(schedule: Schedule, agent: Agent, session: SessionId) -> GateSaid:
+    """Refuse every gate: this server cannot run commands."""
     return GateSaid(open=False, because="there is nothing here that could run its gate")
 
 
 class Asked(Struct, frozen=True):
-    """An occurrence whose gate is to be asked, or whose checklist is to be read: of that, `wanted` alone if any are."""
+    """An occurrence whose gate must run, or whose checklist must be read.
+
+    `task_ids` limits the checklist to these tasks. Empty means all.
+    """
 
     slot: Slot
     schedule: Schedule
@@ -65,12 +69,14 @@ class Asked(Struct, frozen=True):
 
 
 class Struck(Struct, frozen=True):
+    """What a firing commit did: the lanes to wake, and the gates to run."""
+
     wakes: tuple[Wake, ...] = ()
     gates: tuple[Asked, ...] = ()
 
 
 class Clockwork:
-    """What the alarm does about schedules. Everything it knows is in the store; here are only gates being asked."""
+    """Fires due schedules for the alarm. All state is in the store; only running gates are kept here."""
 
     def __init__(
         self,
@@ -91,7 +97,7 @@ class Clockwork:
         self._asking: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Gates that were being asked are to be asked again, and who has no zone goes by the owner's of today."""
+        """Requeue gates that were running at a crash, and apply the owner's time zone to schedules without one."""
         if not await self._store.read(schedules.count):
             return
         await self._store.write(schedules.give_back, point="clock")
@@ -104,7 +110,7 @@ class Clockwork:
             after = await self._store.write(body, point="clock")
 
     async def strike(self) -> None:
-        """Let go what is due, a bounded number in each commit."""
+        """Fire due occurrences, up to a limit per commit."""
         body = partial(strike, now_ms=self._now_ms())
         struck = await self._store.write(body, point="strike")
         self._wake(struck.wakes)
@@ -137,7 +143,7 @@ class Clockwork:
                 await self._clock.sleep(STORE_RETRY_S)
 
     async def _said(self, asked: Asked) -> GateSaid:
-        if asked.schedule.heartbeat is not None:  # it may wait long, and asks the gates of its tasks itself
+        if asked.schedule.heartbeat is not None:  # it may wait long, and runs the gates of its tasks itself
             forced = asked.slot.by is By.FORCE
             return await self._checklists(
                 asked.schedule, asked.agent, asked.session, wanted=asked.wanted, forced=forced
@@ -157,13 +163,13 @@ def _follow_zone(conn: sa.Connection, *, zone: ZoneInfo, after: str, now_ms: int
 
 
 def strike(conn: sa.Connection, *, now_ms: int) -> Struck:
-    """The commit in which occurrences whose time has come are let go, skipped, or put before their gates."""
+    """The commit in which due occurrences are released, skipped, or marked as waiting for their gate."""
     page = Page(conn, now_ms)
     wakes: list[Wake] = []
     gates: list[Asked] = []
     for slot in schedules.due(conn, page.at_ms, limit=STRUCK_AT_ONCE_MAX):
         kept = schedules.get(conn, slot.schedule)
-        assert kept is not None  # a slot has its schedule
+        assert kept is not None  # an occurrence has its schedule
         if because := _why_not(page, kept, slot):
             wakes += _skip(page, slot, because=because)
         elif kept.schedule.heartbeat is None and (kept.schedule.gate is None or slot.by is By.FORCE):
@@ -179,13 +185,13 @@ def strike(conn: sa.Connection, *, now_ms: int) -> Struck:
 
 
 def answer_gate(conn: sa.Connection, *, slot: Slot, said: GateSaid, now_ms: int) -> tuple[Wake, ...]:
-    """What a gate said, put into effect; nothing, where its occurrence was taken back meanwhile."""
+    """Apply the answer of a gate. Does nothing if its occurrence was withdrawn meanwhile."""
     page = Page(conn, now_ms)
     current = schedules.slot_of(conn, slot.envelope or "")
     kept = schedules.get(conn, slot.schedule)
     wakes: tuple[Wake, ...] = ()
     if kept is not None and current is not None and current.state is SlotState.WAITING:
-        # Another one may have been let go while this gate was asked.
+        # Another occurrence may have been released while this gate ran.
         busy = why_busy(conn, kept.id) if slot.by is not By.FORCE else ""
         because = busy if said.open else said.because
         wakes = _skip(page, slot, because=because) if because else _let_go(page, kept.schedule, slot, said=said)
@@ -194,7 +200,7 @@ def answer_gate(conn: sa.Connection, *, slot: Slot, said: GateSaid, now_ms: int)
 
 
 def _why_not(page: Page, kept: Kept, slot: Slot) -> str:
-    """Why an occurrence whose time has come is not worked on; empty where it is."""
+    """Return why a due occurrence is skipped, or an empty string."""
     late_s = (page.at_ms - to_ms(slot.at)) // 1000
     if slot.by is By.CLOCK and late_s > LATE_S_MAX and not kept.schedule.runs_late:
         return f"missed: the house was closed or asleep at its time, and came to it {spell_out(late_s)} later"
@@ -202,7 +208,7 @@ def _why_not(page: Page, kept: Kept, slot: Slot) -> str:
 
 
 def why_busy(conn: sa.Connection, schedule: str) -> str:
-    """Why a schedule has no further occurrence now; empty where none of its occurrences is at work."""
+    """Return why a schedule cannot fire now, or an empty string if no occurrence of it is active."""
     other = schedules.at_work(conn, schedule)
     if other is None:
         return ""
@@ -210,14 +216,14 @@ def why_busy(conn: sa.Connection, schedule: str) -> str:
 
 
 def _skip(page: Page, slot: Slot, *, because: str, outcome: Outcome = Outcome.CANCELLED) -> tuple[Wake, ...]:
-    assert slot.envelope is not None  # one that waits has one
+    assert slot.envelope is not None  # a waiting occurrence has an envelope
     outcomes.settle(page, [slot.envelope], outcome, because=because)
     page.tell(NewsKind.ENVELOPE_SETTLED, envelope=slot.envelope, outcome=outcome.value, because=because)
     return (ClockWake(),)
 
 
 def _before_gate(page: Page, schedule: Schedule, slot: Slot) -> Asked | tuple[Wake, ...]:
-    """A gate runs where its agent would work: with what was granted there, and nothing else."""
+    """Return the gate to run. It runs in the agent's session, with the grants of that session only."""
     to = schedule.to if schedule.to.kind is AddressKind.AGENT else address.agent(schedule.owner.name)
     found = _conversation(page, replace(schedule, to=to), slot)
     if isinstance(found, str):
@@ -229,7 +235,7 @@ def _before_gate(page: Page, schedule: Schedule, slot: Slot) -> Asked | tuple[Wa
 
 
 def _let_go(page: Page, schedule: Schedule, slot: Slot, *, said: GateSaid | None = None) -> tuple[Wake, ...]:
-    """Its envelope is due from now on, and on the road that every envelope takes."""
+    """Release the envelope: it is due from now on, like any other envelope."""
     text = schedule.text if said is None or said.text is None else said.text
     apart: tuple[Wake, ...] = ()
     recipient, session, wake = schedule.to, None, _room_wake(schedule.to)
@@ -252,7 +258,7 @@ def _let_go(page: Page, schedule: Schedule, slot: Slot, *, said: GateSaid | None
         if not apart:
             return _skip(page, slot, because="it has no text, and its gate said nothing")
         text = "Look at what the gate of this schedule has said."
-    assert slot.envelope is not None  # one that waits has one
+    assert slot.envelope is not None  # a waiting occurrence has an envelope
     envelopes.let_go(
         page.conn,
         slot.envelope,
@@ -272,7 +278,7 @@ def _room_wake(to: Address) -> Wake:
 
 
 def _put_apart(page: Page, slot: Slot, recipient: Address, output: str) -> tuple[Wake, ...]:
-    """Words from outside are a record of their own, so that those of the schedule stay as good as they are."""
+    """Send untrusted gate output as a separate envelope, so that the schedule's own text keeps its trust."""
     draft = Draft(
         id=EnvelopeId(derived(slot.envelope or "", "gate")),
         sender=Address(AddressKind.SCHEDULE, slot.schedule),
@@ -288,7 +294,7 @@ def _put_apart(page: Page, slot: Slot, recipient: Address, output: str) -> tuple
 
 
 def _notify(page: Page, schedule: Schedule, slot: Slot) -> None:
-    """A reminder is where its person looks, whatever else is open or closed."""
+    """Add a notification for a reminder, so that the person sees it on every screen."""
     first = schedule.text.strip().splitlines()[0] if schedule.text.strip() else "Reminder"
     notifications.add(
         page,
@@ -305,14 +311,14 @@ def _notify(page: Page, schedule: Schedule, slot: Slot) -> None:
 
 
 def _give_up(page: Page, schedule: Schedule, slot: Slot, *, because: str) -> tuple[Wake, ...]:
-    """Nobody is there to work on it, and nobody will be: it is disabled, and says why."""
+    """Disable the schedule because its recipient is gone, and skip the occurrence."""
     if slot.by is By.CLOCK:
         schedules.give_up(page, slot, because=because)
     return _skip(page, slot, because=because, outcome=Outcome.REFUSED)
 
 
 def _conversation(page: Page, schedule: Schedule, slot: Slot) -> tuple[Agent, Session] | str:
-    """Whom it is for, and in which conversation; or why there is none."""
+    """Return the agent and the session of an occurrence, or the reason why there is none."""
     agent = agents.find(page.conn, schedule.to.name)
     if agent is None:
         return f"the agent {schedule.to.name} is no longer here"
@@ -328,7 +334,7 @@ def _conversation(page: Page, schedule: Schedule, slot: Slot) -> tuple[Agent, Se
         id_ = SessionId(derived(slot.envelope or "", "session"))
         sessions.start(page, id_, agent=agent.name, origin=origin)
         session = sessions.get(page.conn, id_)
-        assert session is not None  # made in this very commit
+        assert session is not None  # started just above
     return agent, session
 
 
@@ -342,7 +348,7 @@ def _origin(page: Page, schedule: Schedule, agent: Agent) -> Origin:
 
 
 def _settle_conversation(page: Page, schedule: Schedule, session: Session, text: str) -> None:
-    """Its own conversation is as the schedule says now, whatever it said when it began."""
+    """Apply the schedule's current title, attributes and reset rule to its own session."""
     snippet = clipped_bytes(text, 120) or session.snippet
     if session.origin.kind in (OriginKind.SCHEDULE, OriginKind.HEARTBEAT):
         _name(page, schedule, session)
@@ -350,7 +356,7 @@ def _settle_conversation(page: Page, schedule: Schedule, session: Session, text:
         if attributes != session.attributes:
             sessions.set_attributes(page.conn, session.id, attributes, at_ms=page.at_ms)
             page.tell(NewsKind.SESSION_CHANGED, session=session.id)
-        # A run that waits for a decision sleeps too, and is in the middle of something.
+        # A session with a suspended run sleeps too, and must not be reset.
         idle = session.wakefulness is Wakefulness.SLEEPING and runs.open_in(page.conn, session.id) is None
         if schedule.place is Place.FRESH and idle and session.record_seq > session.context_from:
             mark_reset(page, session.id, because="each time of its schedule begins afresh")

@@ -1,5 +1,4 @@
-"""What a conversation may say about itself: which model, how much effort, in what manner it shows its work, and what
-mail does that comes while it is busy."""
+"""Slash commands that change a session's settings: model, effort, display options, sending and queue."""
 
 from __future__ import annotations
 
@@ -30,53 +29,61 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
 class Choices(Protocol):
-    """What there is to choose from. Whoever builds the house hands it in; without it, nothing can be chosen."""
+    """The options a session can choose from.
+
+    The server passes an implementation; without one, nothing can be chosen.
+    """
 
     def listed(self, agent: Agent, mind: Mind) -> Sequence[str]:
-        """The models, numbered, with the one in use marked."""
+        """Return the models as numbered lines, with the current one marked."""
         ...
 
     def status(self, conn: sa.Connection, agent: Agent, mind: Mind) -> Sequence[str]:
-        """Which models would be asked now, in which order, with which credential, and why."""
+        """Return which models would be called now, in order, with which credential, and why."""
         ...
 
     def choose(self, text: str, agent: Agent, mind: Mind) -> Mind:
-        """The mind with what `text` names: a number of the list, an alias, a reference, each with or without
-        `@CREDENTIAL`. Raises where there is no such model, or it is not allowed."""
+        """Return the options with the model that `text` names.
+
+        A list number, alias or reference, each with or without `@CREDENTIAL`. Raises if the model
+        is unknown or not allowed.
+        """
         ...
 
     def hinted(self, word: str, agent: Agent, mind: Mind, *, alone: bool) -> Mind | None:
-        """The mind with the model that a word names in passing: its reference, its alias, or a part of its name that no
-        other model has. None where it is a word like any other."""
+        """Return the options with the model that a word names, or None if it is ordinary text.
+
+        The word is a reference, an alias, or a part of a name that no other model has.
+        """
         ...
 
     def effort(self, agent: Agent, mind: Mind) -> str | None:
-        """How much goes into a reply where a message does not say; None leaves it to the model."""
+        """Return the effort if a message does not set one. None leaves it to the model."""
         ...
 
     def check_effort(self, effort: str, agent: Agent, mind: Mind) -> None:
-        """Raises where the model in use cannot take it."""
+        """Raise if the current model does not support the effort."""
         ...
 
     def manner(self, agent: Agent) -> Manner:
-        """How this agent shows its work where a conversation does not say: by its own settings, and the house's."""
+        """Return the display options if a session does not set them, from the agent's settings and the defaults."""
         ...
 
     def why_not_elevated(self, level: Elevation, agent: Agent, session: Session, *, owner: bool) -> str:
-        """Which gate is closed to this; empty where all are open."""
+        """Return which rule forbids elevation, or an empty string."""
         ...
 
     def report(self, agent: Agent, session: Session, records: Sequence[Record]) -> Mapping[str, str | int]:
-        """How much of the window is taken, and by what."""
+        """Return how full the context window is, and with what."""
         ...
 
     async def parts(self, agent: Agent, session: Session | None) -> Sequence[Part]:
-        """What a run of this agent is told before anything is said, piece by piece."""
+        """Return the parts of the system prompt for a run of this agent."""
         ...
 
 
 class NoChoices:
-    """A house in which nothing can be chosen."""
+    """Options of a server in which nothing can be chosen."""
 
     def listed(self, agent: Agent, mind: Mind) -> Sequence[str]:
         return [agent.model or "as the house has it"]
@@ -109,11 +116,11 @@ class NoChoices:
         return ()
 
 
-# Which model, and how much of it
+# --- model and effort ---
 
 
 def model(page: Page, rest: str, session: Session, agent: Agent, choices: Choices) -> str:
-    """/model, /model list, /model status, /model default, /model NAME|NUMBER|REF[@CREDENTIAL]."""
+    """Execute /model [list|status|default|NAME|NUMBER|REF[@CREDENTIAL]]."""
     mind = session.mind
     word = rest.strip()
     if word.casefold() in ("", "list"):
@@ -135,7 +142,7 @@ def model(page: Page, rest: str, session: Session, agent: Agent, choices: Choice
 
 
 def think(page: Page, rest: str, session: Session, agent: Agent, choices: Choices) -> str:
-    """/think LEVEL: how much effort goes into a reply."""
+    """Execute /think [LEVEL]: set the reasoning effort."""
     level = rest.strip().casefold()
     levels = f"{', '.join(dict.fromkeys(EFFORT_WORDS))}, or default"
     if not level:
@@ -155,7 +162,7 @@ def think(page: Page, rest: str, session: Session, agent: Agent, choices: Choice
     return f"Effort: {effort}, from the next turn on."
 
 
-# In what manner
+# --- display options ---
 
 
 _LEVELS: dict[CommandName, type[StrEnum]] = {
@@ -193,7 +200,7 @@ _SAID: dict[CommandName, dict[str, str]] = {
 def manner(
     page: Page, name: CommandName, rest: str, session: Session, agent: Agent, choices: Choices, *, trust: Trust
 ) -> str:
-    """/verbose, /reasoning, /elevated and /usage: a level, `default` for the agent's, or nothing to be told."""
+    """Execute /verbose, /reasoning, /elevated or /usage with a level or `default`. Without one, show the level."""
     levels, key = _LEVELS[name], name.value
     word = rest.strip().casefold()
     named = f"{', '.join(levels)}, or default"
@@ -218,14 +225,14 @@ def _keep_manner(page: Page, session: Session, change: dict[str, Any]) -> None:
     _keep(page, session, replace(session.mind, manner=replace(session.mind.manner, **change)))
 
 
-# Whether it goes out
+# --- sending ---
 
 
 _SENDING = {"on": True, "off": False, "inherit": None, DEFAULT: None}
 
 
 def send(page: Page, rest: str, session: Session, *, trust: Trust) -> str:
-    """/send on, /send off, /send inherit: the owner's word for one conversation, before all rules."""
+    """Execute /send on|off|inherit. The owner's choice for one session overrides all rules."""
     word = rest.strip().casefold()
     if not word:
         return f"Sending: {sending_words(session.mind)}. /send on, /send off or /send inherit changes it."
@@ -254,11 +261,11 @@ def sending_words(mind: Mind) -> str:
             return "off: what the agent says here is kept, and does not leave the house"
 
 
-# What mail does meanwhile
+# --- queue ---
 
 
 def queue(page: Page, rest: str, session: Session, agent: Agent) -> str:
-    """/queue, /queue default, /queue [MODE] [debounce:TIME] [cap:NUMBER] [drop:WHAT]."""
+    """Execute /queue [default|MODE] [debounce:TIME] [cap:NUMBER] [drop:WHAT]."""
     words = rest.casefold().split()
     if not words:
         return f"{_queue_line(session.queue.over(agent.queue))} /queue default undoes."
@@ -278,7 +285,7 @@ def queue(page: Page, rest: str, session: Session, agent: Agent) -> str:
 
 
 def _queue_change(word: str) -> dict[str, Any] | str:
-    """What one word of it sets; or, as a sentence, why it sets nothing."""
+    """Return the fields that one word sets, or an error sentence."""
     key, colon, value = word.partition(":")
     shown = value[:WORD_SHOWN_MAX]
     match key:

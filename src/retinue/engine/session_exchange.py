@@ -1,7 +1,7 @@
-"""Two sessions that answer each other, after one has written into the other with `sessions_send`.
+"""An exchange between two sessions, after one wrote to the other with `sessions_send`.
 
-The first answer goes back to whoever wrote. From there on what each of them says is a letter to the other, so many
-times at most, until one says that there is nothing more; then the one who was written to tells the person there.
+The first answer goes back to the sender. After that each reply goes to the other session, up to a
+maximum, until one has nothing more to say. Then the recipient reports to the person of its session.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from retinue.store.sessions import sessions
 REPLY_SKIP = "REPLY_SKIP"
 ANNOUNCE_SKIP = "ANNOUNCE_SKIP"
 SOURCE = "exchange"
-TOLD_BYTES_MAX = 8_192  # of each of the three that an announcement is made from
+TOLD_BYTES_MAX = 8_192  # bytes of each of the three texts in a report request
 
 
 def turns_max(page: Page, delegation: Delegation) -> int:
-    """How often the two may answer each other. One that writes to itself has nobody to answer."""
+    """Return how many replies the exchange may have. A session that writes to itself has none."""
     asker = agents.find(page.conn, delegation.agent)
     apart = delegation.to is not None and delegation.to != delegation.session
     return asker.delegation.exchanges_max if asker is not None and apart else 0
 
 
 def context_of_answer(page: Page, delegation: Delegation) -> Context:
-    """What goes with the first answer where nobody waits for it: whoever reads it has the first turn."""
+    """Return the context of a first answer that no call waits for: its reader takes the first turn."""
     if delegation.kind is not DelegationKind.SEND or delegation.wait_until is not None:
         return NO_CONTEXT
     most = turns_max(page, delegation)
@@ -45,7 +45,7 @@ def context_of_answer(page: Page, delegation: Delegation) -> Context:
 
 
 def begin(page: Page, delegation: Delegation, answer: Envelope) -> Draft | None:
-    """The first answer was taken by the call that waited for it: the exchange goes on beside that run."""
+    """Start the exchange after a waiting call took the first answer. It runs beside that run."""
     if envelopes.get(page.conn, _letter_id(delegation, 1)) is not None or delegation.to is None:
         return None
     most = turns_max(page, delegation)
@@ -55,7 +55,7 @@ def begin(page: Page, delegation: Delegation, answer: Envelope) -> Draft | None:
 
 
 def said_at_once(page: Page, delegation: Delegation, answer: Draft) -> Draft | None:
-    """Where nobody waits for the first answer, and nobody answers it, all is said with it."""
+    """Return the report request if the first answer already ends the exchange, or None."""
     waited = delegation.kind is not DelegationKind.SEND or delegation.wait_until is not None
     if waited or answer.context.exchange is not None:
         return None
@@ -63,7 +63,7 @@ def said_at_once(page: Page, delegation: Delegation, answer: Draft) -> Draft | N
 
 
 def following(page: Page, work: Work, finished: Finished) -> Draft | None:
-    """What comes of a turn: a letter to the other, the announcement, or nothing more."""
+    """Return what a turn leads to: an envelope to the other session, the report request, or None."""
     exchange = work.envelopes[0].context.exchange
     delegation = delegations.get(page.conn, exchange.about) if exchange is not None else None
     if exchange is None or delegation is None or delegation.to is None:
@@ -81,8 +81,10 @@ def following(page: Page, work: Work, finished: Finished) -> Draft | None:
 
 
 def announcement(page: Page, delegation: Delegation, last: str, *, trust: Trust) -> Draft | None:
-    """All is said: whoever was written to is asked to tell the person there of it, if one is there. Once: the call that
-    took the answer may be made again."""
+    """Return the request to report the exchange to the person of the recipient's session, if there is one.
+
+    It is made once, because the call that took the answer may be repeated.
+    """
     id_ = EnvelopeId(derived(delegation.id, "announce"))
     there = sessions.get(page.conn, delegation.to) if delegation.to is not None else None
     if there is None or not there.origin.kind.foreground or envelopes.get(page.conn, id_) is not None:
@@ -132,7 +134,7 @@ def _letter(
 
 
 def _context(delegation: Delegation, turn: int, most: int, *, to: SessionId) -> Context:
-    """A turn is bound as the run was to which it answers, whichever side it is on."""
+    """Return the context of a turn. It has the limits of the run that it answers, on either side."""
     asking = to == delegation.session
     other = delegation.to if asking else delegation.session
     assert other is not None

@@ -1,4 +1,4 @@
-"""Skills that people call for by a command: `/skill NAME WORDS`, or `/NAME WORDS`."""
+"""Skills that a person calls by command: `/skill NAME [TEXT]` or `/NAME [TEXT]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME_SHOWN_MAX = 40
 
 
 class Called(Struct, frozen=True, kw_only=True):
-    """What a run is asked for: to use a skill, in these words; or to make one call, and nothing else."""
+    """What a skill command asks of the run: to use a skill with this text, or to make one call only."""
 
     skill: str
     text: str = ""
@@ -21,7 +21,7 @@ class Called(Struct, frozen=True, kw_only=True):
 
 
 def called(commands: Sequence[Command], skills: Sequence[SkillCommand]) -> Called | None:
-    """Which skill a message calls for; None where it calls for none that is there."""
+    """Return the skill request of a message, or None if it names no available skill."""
     first = commands[0]
     if first.name is CommandName.SKILL:
         name, _, words = first.rest.partition(" ")
@@ -41,7 +41,7 @@ def called(commands: Sequence[Command], skills: Sequence[SkillCommand]) -> Calle
 
 
 def find(name: str, skills: Sequence[SkillCommand]) -> SkillCommand | None:
-    """By the name of its command, or by its own."""
+    """Find a skill by its command name or its own name."""
     name = name.casefold()
     return next((each for each in skills if name in (each.name, each.skill)), None)
 
@@ -53,7 +53,7 @@ def no_such_skill(rest: str, skills: Sequence[SkillCommand]) -> str:
     listed = [f"/skill {each.skill}: {each.line}" for each in skills]
     if not name:
         return "\n".join(["Which one? /skill NAME [WORDS]", *listed])
-    from difflib import get_close_matches  # only when something was mistyped
+    from difflib import get_close_matches  # imported only for a mistyped name
 
     near = get_close_matches(name.casefold(), [each.skill for each in skills], n=1)
     hint = f" Did you mean {near[0]}?" if near else ""

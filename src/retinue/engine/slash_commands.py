@@ -1,7 +1,7 @@
-"""Commands of a conversation, carried out and answered by the house in the very commit that accepts them.
+"""Slash commands, executed and answered in the commit that accepts them.
 
-They take the road of all mail: kept, counted, settled, answered by an envelope. Only nobody's model is asked. What
-stands in the middle of other words is taken out of them here, and the rest goes on to the agent.
+They are envelopes like any other: stored, settled and answered by an envelope, but without a model
+call. Directives inside other text are removed here, and the rest goes to the agent.
 """
 
 from __future__ import annotations
@@ -70,19 +70,22 @@ Skills = Callable[[Agent, Session | None], Awaitable[Sequence[SkillCommand]]]
 
 
 async def no_skills(_agent: Agent, _session: Session | None) -> Sequence[SkillCommand]:
+    """Return no skill commands."""
     return ()
 
 
 class Brought(Struct, frozen=True, kw_only=True):
-    """What a commit cannot look up itself: it lies on disk, or was asked for elsewhere."""
+    """What a commit cannot read from the database: skills on disk and prompt parts."""
 
     skills: Sequence[SkillCommand] = ()
     parts: Sequence[Part] = ()
 
 
 class Commanded(Struct, frozen=True):
-    """What became of a command: the receipt for it, the runs it ended, and whom it woke. Without a receipt, it was none
-    and is plain mail."""
+    """The result of a command: its receipt, the runs it ended and the lanes to wake.
+
+    Without a receipt the text was no command and is an ordinary message.
+    """
 
     receipt: Receipt | None
     cancelled: Cancelled = NOTHING_CANCELLED
@@ -96,7 +99,7 @@ class _Done(Struct):
 
 
 class _Scene(Struct, frozen=True, kw_only=True):
-    """Who commands, where, and what there is to know."""
+    """Everything that one command needs."""
 
     page: Page
     draft: Draft
@@ -107,11 +110,11 @@ class _Scene(Struct, frozen=True, kw_only=True):
     brought: Brought
     settings: SessionSettings
     said: Mapping[RunId, Said]
-    number: approval_commands.Numbered | None = None  # what a bare number means here
+    number: approval_commands.Numbered | None = None  # what a bare number answers here
 
 
 class Commands:
-    """Where a conversation's commands are taken. `done` is told of each commit, as it is made."""
+    """Handles the slash commands of sessions. `on_committed` is called with each commit."""
 
     def __init__(
         self,
@@ -126,7 +129,7 @@ class Commands:
         done: Callable[[Commanded | None], None],
         by_number: Callable[[str], bool] = lambda _instance: False,
     ) -> None:
-        """`by_number`: whether questions are answered with numbers at an instance, for want of buttons."""
+        """`answers_by_number` returns whether questions of a connector are answered with numbers, without buttons."""
         self._by_number = by_number
         self._store = store
         self._clock = clock
@@ -138,20 +141,22 @@ class Commands:
         self._done = done
 
     async def take(self, draft: Draft, asked: Asked) -> Receipt | Draft:
-        """A receipt where the house has done all that was asked; else what is left, for the agent to read."""
+        """Return a receipt if the server has done everything. Otherwise return the draft for the agent."""
         commands = asked.commands
         if _is_number(commands) and (draft.trust not in ENTITLED or not self._by_number(draft.sender.name)):
-            return draft  # it was offered to nobody there
+            return draft  # no numbered options were offered there
         if draft.trust not in ENTITLED:
             return await self._carry_out(draft, commands, Brought()) or draft
         agent, session = await self._store.read(partial(_where, draft=draft))
         brought = await self._bring(commands, agent, session)
         if (skill := called(commands, brought.skills)) is not None:
             return _calling(draft, skill)
-        if asked.whole and not (draft.attachments and all(map(directs, commands))):  # files are words, too
+        # attachments need an agent, like text
+        if asked.whole and not (draft.attachments and all(map(directs, commands))):
             return await self._carry_out(draft, commands, brought) or draft
         if asked.begins and agent is not None and self._is_unknown_model(commands[0], agent):
-            return await self._carry_out(draft, commands[:1], brought) or draft  # it says why, before anything runs
+            # the reply says why, before anything runs
+            return await self._carry_out(draft, commands[:1], brought) or draft
         for command in commands:
             if command.name in SHORTCUTS:
                 await self._carry_out(_aside(draft, command), (command,), brought)
@@ -181,7 +186,7 @@ class Commands:
         return (await self._store.write(body, point="command", then=self._done)).receipt
 
     async def _bring(self, commands: Sequence[Command], agent: Agent | None, session: Session | None) -> Brought:
-        """Looked up only for those who need it: most commands do not."""
+        """Load skills and prompt parts only for commands that need them."""
         if agent is None:
             return Brought()
         names = {command.name for command in commands}
@@ -196,7 +201,7 @@ def _where(conn: sa.Connection, *, draft: Draft) -> tuple[Agent | None, Session 
 
 
 def _calling(draft: Draft, skill: Called) -> Draft:
-    """Mail to the agent, whose run uses the skill, or makes its call and nothing else."""
+    """Return the draft whose run uses the skill, or only makes its call."""
     request = draft.context.request or NO_REQUEST
     asked = replace(request, skill=skill.skill) if skill.call is None else replace(request, call=skill.call)
     text = line_of(draft.text) + skill.text if skill.text else draft.text
@@ -204,7 +209,7 @@ def _calling(draft: Draft, skill: Called) -> Draft:
 
 
 def _aside(draft: Draft, command: Command) -> Draft:
-    """A shortcut in the middle of words, as a letter of its own. Sent again, it is the same one."""
+    """Return a shortcut inside other text as a separate draft. Its id is the same if it is sent again."""
     id_ = derived(f"{draft.source}\n{draft.key}", command.word)
     return replace(draft, id=EnvelopeId(id_), key=id_, text=command.raw, attachments=())
 
@@ -221,6 +226,7 @@ def carry_out(
     settings: SessionSettings,
     said: Mapping[RunId, Said],
 ) -> Commanded:
+    """The commit that executes the commands of one message and answers them."""
     seen = envelopes.by_key(conn, draft.source, draft.key)
     if seen is not None:
         return Commanded(seen_before(conn, draft, seen).receipt)
@@ -234,7 +240,7 @@ def carry_out(
     session, agent = keep_command(page, draft)
     word = commands[0].word
     if draft.trust not in ENTITLED:
-        # Kept and recorded, and not answered: whoever tries doors learns nothing from them.
+        # Stored but not answered: an unauthorized sender learns nothing.
         because = f"command-not-allowed: /{word} from someone who may not command here"
         _settle(page, draft, session, Outcome.REFUSED, because, answer=None)
         page.close()
@@ -242,10 +248,11 @@ def carry_out(
     to = answer_address(draft.sender, origin=session.origin)
     answer = EnvelopeId(derived(draft.id, "answer")) if to is not None else None
     because = f"the house answered /{word}"
-    _settle(page, draft, session, Outcome.ANSWERED, because, answer=answer)  # first: it is none of what waits
+    # settle first, so that it does not count as due
+    _settle(page, draft, session, Outcome.ANSWERED, because, answer=answer)
     done = _Done("")
     for command in commands:
-        now = sessions.get(conn, session.id) or session  # as the command before this one has left it
+        now = sessions.get(conn, session.id) or session  # as the previous command left it
         scene = _Scene(
             page=page,
             draft=draft,
@@ -282,7 +289,7 @@ def carry_out(
 def _add(done: _Done, more: _Done) -> None:
     done.text = f"{done.text}\n{more.text}" if done.text else more.text
     done.wakes += more.wakes
-    if more.cancelled is not NOTHING_CANCELLED:  # of commands that take a whole message: there is one
+    if more.cancelled is not NOTHING_CANCELLED:  # only one command of a message can cancel
         done.cancelled = more.cancelled
 
 
@@ -291,7 +298,7 @@ def _is_number(commands: Sequence[Command]) -> bool:
 
 
 def _is_busy(page: Page, draft: Draft) -> bool:
-    """Whether something runs or waits in this conversation, or below it: else a bare word is a word."""
+    """Whether something runs or is due in this session or below it. Otherwise a bare word is plain text."""
     agent = agents.find(page.conn, draft.recipient.name)
     session = known_session(page.conn, draft, agent) if agent is not None else None
     if session is None:
@@ -376,8 +383,10 @@ def _do(command: Command, at: _Scene) -> _Done:
 
 
 def _new(command: Command, at: _Scene) -> _Done:
-    """A fresh context. The word behind it may name a model, and what is left is worked on. Bare, the agent greets,
-    where the house wants that."""
+    """Reset the context. The first word may name a model, and the rest starts a run.
+
+    Without text the agent greets, if the settings say so.
+    """
     page, draft, session = at.page, at.draft, at.session
     done = _Done("A fresh context.", cancel_in(page, session.id, by=str(draft.sender), why="/new", reset=""))
     words = command.rest
@@ -396,7 +405,7 @@ def _new(command: Command, at: _Scene) -> _Done:
 
 
 def _follow(at: _Scene, purpose: str, text: str) -> Draft:
-    """Mail to the agent that comes of a command, from whoever gave it."""
+    """Return an envelope to the agent that results from a command, from the same sender."""
     return Draft(
         id=EnvelopeId(derived(at.draft.id, purpose)),
         sender=at.draft.sender,
@@ -409,7 +418,7 @@ def _follow(at: _Scene, purpose: str, text: str) -> Draft:
 
 
 def _compact(command: Command, at: _Scene) -> _Done:
-    """A summary needs a model, so a run makes it, in its turn; this answer only says that it will."""
+    """Start a run that compacts the session, because a summary needs a model. The answer only announces it."""
     context = replace(at.draft.context, request=RunRequest(compact=command.rest))
     mail = replace(_follow(at, "compact", "Compact this conversation."), kind=Kind.SYSTEM, context=context)
     return _Done(
@@ -418,8 +427,10 @@ def _compact(command: Command, at: _Scene) -> _Done:
 
 
 def _who(page: Page, draft: Draft) -> Principal:
-    """Whoever commands, with what they may do here now. An owner who writes from a channel is the owner, and so is
-    anyone of the house whose id there was linked to them who they are."""
+    """Return the sender as a principal, with current rights.
+
+    An owner who writes from a channel is the owner. A linked platform identity is its person.
+    """
     if draft.trust is Trust.OWNER:
         who = draft.sender if draft.sender.kind is AddressKind.PERSON else OWNER
         return Principal(address=who, level=PermissionLevel.BOSS, trust=draft.trust)

@@ -1,4 +1,4 @@
-"""What the house says of a conversation to those in it: how it stands, what it has in mind and used, who is here."""
+"""Slash commands that report on a session: /status, /context, /usage, /whoami, /agents and the reply to /stop."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from retinue.store.runs import runs, spend_report
 from retinue.store.runs.spend_report import Used
 from retinue.store.sessions import records
 
-PARTS_LISTED_MAX = 10  # of each kind, by `/context list`
-PARTS_SHOWN_MAX = 500  # by `/context detail`; by `/context json`, of all kinds
+PARTS_LISTED_MAX = 10  # entries of each kind in `/context list`
+PARTS_SHOWN_MAX = 500  # entries of each kind in `/context detail`, of all kinds in `/context json`
 
 
 def whoami(draft: Draft, agent: Agent) -> str:
@@ -78,7 +78,7 @@ def status(
 
 
 def _reset_words(rules: ResetRules) -> str:
-    """By which rules a context begins anew."""
+    """Describe the reset rules."""
     at = time_of_day(rules.daily_at) if rules.daily_at else None
     told = [
         f"daily at {at:%H:%M}" if at is not None else "",
@@ -100,7 +100,7 @@ def _next_afresh(page: Page, session: Session, agent: Agent, zone: ZoneInfo, set
 
 
 def context(page: Page, rest: str, session: Session, agent: Agent, choices: Choices, parts: Sequence[Part]) -> str:
-    """/context, /context list, /context detail, /context json."""
+    """Execute /context [list|detail|json]."""
     figures = _figures(page, session, agent, choices) | {
         "session": short(session.id),
         "records-kept": session.record_seq,
@@ -125,7 +125,7 @@ def _figures(page: Page, session: Session, agent: Agent, choices: Choices) -> di
 
 
 def _listed(parts: Sequence[Part], *, limit: int) -> list[str]:
-    """The largest of each kind first. What is left out is counted."""
+    """Return the parts by kind, the largest first. Omitted ones are counted."""
     lines: list[str] = []
     for kind in PartKind:
         of_kind = sorted((part for part in parts if part.kind is kind), key=lambda part: -part.tokens)
@@ -142,7 +142,7 @@ def _listed(parts: Sequence[Part], *, limit: int) -> list[str]:
 
 
 def usage(page: Page, session: Session, agent: Agent, choices: Choices) -> str:
-    """What this conversation has used since it began, whatever was forgotten in between."""
+    """Return the session's usage since it was created, across resets."""
     used = spend_report.of_session(page.conn, session.id)
     lines: dict[str, str | int] = {
         "session": short(session.id),
@@ -168,7 +168,7 @@ def _cost_words(used: Used) -> str:
 
 
 def staff(page: Page, agent: Agent) -> str:
-    """/agents: whom one can write to. The one who is written to just now is marked."""
+    """Execute /agents: list the agents that the person can write to. The current one is marked."""
     lines: list[str] = []
     for each in agents.everyone(page.conn):
         here = each.name == agent.name
@@ -179,7 +179,7 @@ def staff(page: Page, agent: Agent) -> str:
 
 
 def stopped(done: Cancelled, session: SessionId) -> str:
-    """/stop, in numbers."""
+    """Return the reply to /stop: how much was stopped."""
     if not done.runs and not done.cleared:
         return "Nothing was running here, and nothing waited."
     below = sum(lane != session for lane in done.lanes)

@@ -1,4 +1,4 @@
-"""How a step's end is written: the record it left, the step closed, its money settled. Part of a larger commit."""
+"""Write the end of a step as part of a larger commit: its record, the closed step and its cost."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ ERROR_LENGTH_MAX = 1_000
 
 
 class Paid(Struct, frozen=True, kw_only=True):
-    """On what terms a model was asked, and when, for the books."""
+    """What a model call may cost, and the days whose budgets it counts against."""
 
     terms: CallTerms
     days: Days
 
 
 class Closing(Struct, frozen=True):
-    """What came back and is not written yet. `step` is None for a result that took no act.
+    """A result that has not been written yet. `step` is None for a result that needed no action.
 
-    `begun_ms`: a look that has ended before its intent was written. Both are written now.
+    `started_ms` is set for a read-only call that ended before its intent was written. Intent and
+    result are then written together.
     """
 
     body: Reply | ToolResult | Note | Summary
@@ -41,7 +42,7 @@ class Closing(Struct, frozen=True):
 
 
 class Summed(Struct, frozen=True):
-    """A model that was asked for a summary, and replied. What it said is kept with the compaction, if there is one."""
+    """A model call for a summary that succeeded. The compaction stores the text, if there is one."""
 
     step: Step
     paid: Paid
@@ -49,7 +50,7 @@ class Summed(Struct, frozen=True):
 
 
 class Failing(Struct, frozen=True):
-    """A model that was asked and did not reply. Its step stays open for whoever is asked next."""
+    """A model call that failed. Its step stays open for the next attempt."""
 
     step: Step
     paid: Paid
@@ -58,7 +59,7 @@ class Failing(Struct, frozen=True):
 
 
 class Leaving(Struct, frozen=True):
-    """A step that was begun and is not gone on with: what it was for is no longer needed."""
+    """A step that was started and is abandoned, because its result is no longer needed."""
 
     step: Step
 
@@ -67,7 +68,7 @@ Unwritten = Closing | Summed | Failing | Leaving
 
 
 def write_closings(append: Append, unwritten: Sequence[Unwritten], *, opening: Step | None = None) -> None:
-    """What came back so far; and, for the audit, that `opening` is about to be performed."""
+    """Write the pending results. For the audit, also notes that `opening` is about to be performed."""
     entries: list[Entry] = []
     for each in unwritten:
         if isinstance(each, Closing) and each.begun_ms is not None:
@@ -91,7 +92,7 @@ def write_closings(append: Append, unwritten: Sequence[Unwritten], *, opening: S
 
 
 def _allowed(append: Append, step: Step | None) -> Sequence[Entry]:
-    """The line that the audit has of a call that is performed."""
+    """Return the audit entry of a call that is performed."""
     if step is None or step.call is None:
         return ()
     agent = append.session.agent
@@ -99,7 +100,7 @@ def _allowed(append: Append, step: Step | None) -> Sequence[Entry]:
 
 
 def _audited(append: Append, unwritten: Unwritten) -> Entry | None:
-    """The line that the audit has of a call that has ended, or was never made."""
+    """Return the audit entry of a call that ended or was refused."""
     if not isinstance(unwritten, Closing):
         return None
     body, step, agent = unwritten.body, unwritten.step, append.session.agent
@@ -110,7 +111,7 @@ def _audited(append: Append, unwritten: Unwritten) -> Entry | None:
         case ToolResult() if step is not None:
             verdict = "interrupted" if step.state is StepState.INTERRUPTED else "failed" if body.failed else "done"
             return call_ended(body.tool, body.output, agent=agent, run=run, verdict=verdict)
-        case Note() if step is not None and step.call is not None:  # one whose turn had gone by
+        case Note() if step is not None and step.call is not None:  # a stored call, performed after its turn
             verdict = "interrupted" if step.state is StepState.INTERRUPTED else "done"
             return call_ended(step.call.tool, body.text, agent=agent, run=run, verdict=verdict)
         case _:
@@ -159,7 +160,7 @@ def tell_opened(append: Append, step: Step) -> None:
 
 
 def _compact(append: Append, summary: Summary, *, record_seq: int) -> None:
-    """Wherever a summary is written down, the context begins anew: also by a run that fails before its next step."""
+    """Start the context at the summary, also if the run fails before its next step."""
     page, session = append.page, append.session
     sessions.compact(page.conn, session.id, kept_from=summary.kept_from, at_ms=page.at_ms)
     page.tell(
@@ -175,7 +176,7 @@ def _compact(append: Append, summary: Summary, *, record_seq: int) -> None:
 
 def _settle(append: Append, step: Step, paid: Paid, usage: Usage) -> None:
     if usage == NO_USAGE and not paid.terms.costs:
-        return  # nothing was read, written or reserved, as far as anyone knows: no line in the books
+        return  # no known usage and no reservation: no ledger entry
     run = _run_of(append)
     money.settle(
         append.page.conn,
@@ -212,7 +213,10 @@ def _fail(append: Append, failing: Failing) -> None:
 
 
 def warnings_of(append: Append, unwritten: Sequence[Unwritten]) -> tuple[str, ...]:
-    """Which caps the run's last call has brought near their end. Calls before it were told with the next one."""
+    """Return warnings for budgets that the last call of the run has nearly exhausted.
+
+    Warnings for earlier calls were returned with the reservation of the next call.
+    """
     paid = next((each.paid for each in reversed(unwritten) if isinstance(each, Closing) and each.paid), None)
     if paid is None or not paid.terms.caps.any:
         return ()
@@ -221,10 +225,10 @@ def warnings_of(append: Append, unwritten: Sequence[Unwritten]) -> tuple[str, ..
 
 
 def _run_of(append: Append) -> Run:
-    assert append.run is not None  # only runs take steps
+    assert append.run is not None
     return append.run
 
 
 def _asks(body: Reply | ToolResult | Note | Summary) -> bool:
-    """A reply that asks for calls is news of its own; a last reply is told with the run's end."""
+    """Whether a reply contains calls. Only such a reply gets its own event; the last one is in the run's end event."""
     return isinstance(body, Reply) and bool(body.calls)

@@ -1,6 +1,6 @@
-"""What becomes of a subagent's session when all is said: it is put away after a while, or deleted at once.
+"""Archive or delete the session of a finished subagent.
 
-Neither before whoever sent it out has read what came of it, nor while anything happens in it.
+Only after the delegating session has read the result, and while nothing runs or is due in it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from retinue.store.runs import delegations, runs
 from retinue.store.sessions import sessions
 
 PUT_AWAY_AT_ONCE_MAX = 100
-LOOK_AGAIN_MS = 10_000  # after so long, where it could not be done yet
+LOOK_AGAIN_MS = 10_000  # retry delay if a session was busy or its result unread
 
 
 def put_away(conn: sa.Connection, *, now_ms: int) -> tuple[SessionId, ...]:
-    """Those whose time has come, a bounded number at once. Gives the sessions that are over."""
+    """Clean up due subagent sessions, up to a limit per commit. Returns the sessions that ended."""
     page = Page(conn, now_ms)
     over: list[SessionId] = []
     for delegation in delegations.to_archive(conn, now_ms, limit=PUT_AWAY_AT_ONCE_MAX):
@@ -55,7 +55,7 @@ def _put_away(page: Page, delegation: Delegation, session: Session) -> None:
     if delegation.cleanup is Cleanup.DELETE:
         sessions.delete(page.conn, session.id, at_ms=page.at_ms)
         page.tell(NewsKind.SESSION_DELETED, session=session.id, agent=session.agent, by="house")
-    elif session.pinned_at is None:  # whoever has pinned it wants it where it is
+    elif session.pinned_at is None:  # a pinned session stays in the list
         sessions.archive(page.conn, session.id, at_ms=page.at_ms)
         page.tell(NewsKind.SESSION_CHANGED, session=session.id, archived=True)
     delegations.archived(page.conn, delegation.id, at_ms=page.at_ms)

@@ -1,4 +1,4 @@
-"""Contexts kept warm between runs, so that a turn need not read the whole session again. The store is the truth."""
+"""Cache of session contexts between runs, so that a run need not reread its session. The store is authoritative."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ CALL_OVERHEAD_BYTES = 400
 
 
 class Transcript(Struct):
-    """The context of one session. While a run works with it, it is that run's alone."""
+    """The context of one session. A run that has checked it out owns it exclusively."""
 
     session: SessionId
     context_from: int
     records: list[Record]
     size_bytes: int = 0
-    counted: int = 0  # how many of the records are in `size_bytes`
-    trust: Trust = Trust.PRIVATE  # of the least trusted words among those that were judged
-    judged: int = 0  # how many of the records that were, from the first on
+    counted: int = 0  # number of records included in `size_bytes`
+    trust: Trust = Trust.PRIVATE  # least trust among the records checked so far
+    judged: int = 0  # number of records checked, from the first on
 
     def believed(self) -> Trust:
-        """How far the least trusted words in it can be believed, at the cost of what is new."""
+        """Return the least trust of any record. Checks only records added since the last call."""
         new = self.records[self.judged :] if self.judged else self.records
         if new:
             found = least_believed(new)
@@ -47,12 +47,12 @@ class Transcript(Struct):
         return self.trust
 
     def rearrange(self) -> None:
-        """What a summary stands for goes, and with it what was known of it."""
+        """Drop the records that a new summary replaces, and reset the trust computed from them."""
         self.records[:] = arranged(self.records)
         self.judged = 0
 
     def count(self) -> None:
-        """Bring the size up to date at the cost of what is new, not of what is there."""
+        """Update `size_bytes`. The cost depends on the new records only."""
         new = self.records[self.counted :]
         plain = [record for record in new if type(record) is Plain]
         self.size_bytes += len(plain) * RECORD_OVERHEAD_BYTES + sum(map(str.__sizeof__, words_of(plain)))
@@ -61,6 +61,8 @@ class Transcript(Struct):
 
 
 class Transcripts:
+    """Keeps transcripts in memory up to a byte limit, least recently used evicted first."""
+
     def __init__(self, store: Store, *, bytes_max: int = TRANSCRIPTS_BYTES_MAX) -> None:
         self._store = store
         self._bytes_max = bytes_max
@@ -72,12 +74,16 @@ class Transcripts:
         return self._size_bytes
 
     async def take(self, session: Session, fresh: Sequence[Record]) -> Transcript:
-        """The context of a session up to its last record. `fresh` are records just appended, if the caller has them."""
+        """Return the context of a session up to its last record, and remove it from the cache.
+
+        `new_records` are records just appended, if the caller has them: then the store is not read.
+        """
         kept = self._kept.pop(session.id, None)
         if kept is not None:
             self._size_bytes -= kept.size_bytes
             if kept.context_from == session.context_from and kept.records:
-                have = max(kept.records[0].seq, kept.records[-1].seq)  # a summary stands first, and may be the newest
+                # a summary is first in the list, and may be the newest
+                have = max(kept.records[0].seq, kept.records[-1].seq)
                 if fresh and fresh[0].seq == have + 1:
                     kept.records.extend(fresh)
                     have = kept.records[-1].seq
@@ -86,10 +92,10 @@ class Transcripts:
         return await self._load(session)
 
     def give_back(self, transcript: Transcript, *, context_from: int | None = None) -> None:
-        """Keep a context for the next run, and let the longest unused ones go to make room."""
+        """Keep a context for the next run, and evict the least recently used ones to make space."""
         if (
             context_from is not None and transcript.context_from != context_from
-        ):  # it was compacted: what was counted is not what is there
+        ):  # it was compacted: the counts no longer match
             transcript.context_from, transcript.counted, transcript.size_bytes = context_from, 0, 0
             transcript.judged = 0
         transcript.count()
@@ -110,7 +116,7 @@ class Transcripts:
 
 
 def _read(conn: sa.Connection, session: Session) -> tuple[Transcript, Sequence[records.Damage]]:
-    """Counted at once: who has just read thousands of records goes through them in half the time."""
+    """Read the context and count its size at once: counting right after reading takes half the time."""
     found, damage = records.read(conn, session.id, first=session.context_from, last=session.record_seq)
     transcript = Transcript(session.id, session.context_from, as_read(found))
     transcript.count()
@@ -118,7 +124,7 @@ def _read(conn: sa.Connection, session: Session) -> tuple[Transcript, Sequence[r
 
 
 def size_of(record: Record) -> int:
-    """About what a record costs to keep in memory."""
+    """Return the approximate memory size of a record in bytes."""
     if type(record) is Plain:
         return RECORD_OVERHEAD_BYTES + getsizeof(record.words)
     match record.body:
