@@ -1,1 +1,1 @@
-"""Each thing one can ask of the house, declared once."""
+"""Operations: the API calls of the server, each declared once for HTTP, CLI, tools and docs."""

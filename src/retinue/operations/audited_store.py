@@ -1,6 +1,6 @@
-"""Changes of the house itself in its audit: each a line, in the commit of the change.
+"""Write an audit entry for each operation that changes the instance, in the commit of that change.
 
-What is not the house's own is written where it happens: calls, approvals, grants.
+Tool calls, approvals and grants are audited where they happen, not here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from retinue.store.core.connection import Body, Store, Then
 
 T = TypeVar("T")
 
-# By the operation, or by its noun.
+# Keyed by operation name or by its noun. The operation name wins.
 AUDITED = {
     "agent": AuditKind.AGENT_CHANGED,
     "binding": AuditKind.SETTINGS_CHANGED,
@@ -41,8 +41,7 @@ AUDITED = {
 
 
 def line_of(operation: str, asked: msgspec.Struct, *, by: str) -> Entry | None:
-    """What the audit has of an operation. None where it has nothing, or only a look at what would be done was asked
-    for."""
+    """Return the audit entry for an operation, or None if it is not audited or is a dry run."""
     noun = operation.partition(".")[0]
     kind = AUDITED.get(operation) or AUDITED.get(noun)
     if kind is None or getattr(asked, "dry_run", False):
@@ -51,7 +50,7 @@ def line_of(operation: str, asked: msgspec.Struct, *, by: str) -> Entry | None:
 
 
 def _agent_of(noun: str, asked: msgspec.Struct) -> str:
-    """Whom it concerns, as it was asked for; empty where it concerns no agent."""
+    """Return the agent that the request concerns, as spelled there, or "" if it concerns none."""
     match noun:
         case "agent":
             return getattr(asked, "name", "")
@@ -63,10 +62,10 @@ def _agent_of(noun: str, asked: msgspec.Struct) -> str:
 
 
 class AuditedStore:
-    """The store in the hands of one operation: its first commit has the line, or is not made.
+    """A store for one operation. Its first commit also writes the audit entry, or fails with it.
 
-    One that commits nothing here, but writes a file or goes through another part of the house, says with `settle` that
-    it is done: then the line has a commit of its own, after it.
+    An operation may commit nothing here: it writes a file, or changes data through another
+    component. `ensure_entry_written` then writes the entry in a separate commit after the operation.
     """
 
     def __init__(self, store: Store, entry: Entry, clock: Clock) -> None:
@@ -85,7 +84,7 @@ class AuditedStore:
         line = partial(_write, entry=self._entry, now_ms=to_ms(self._clock.now()))
 
         def both(conn: sa.Connection) -> T:
-            line(conn)  # first: it opens the page, after which writes stand in one line
+            line(conn)  # first: it locks the sequence row, which serializes writes until COMMIT
             return body(conn)
 
         done = await self._store.write(both, point=point, then=then)
@@ -99,7 +98,7 @@ class AuditedStore:
 
 def _write(conn: sa.Connection, *, entry: Entry, now_ms: int) -> None:
     if entry.agent and (known := agents.find(conn, entry.agent)) is not None:
-        entry = replace(entry, agent=known.name)  # in whatever case it was asked for
+        entry = replace(entry, agent=known.name)  # the request may spell it in another case
     audit.on_its_own(conn, [entry], now_ms=now_ms)
 
 

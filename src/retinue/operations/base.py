@@ -1,4 +1,7 @@
-"""One thing that can be asked of the house, declared once: every door takes parameters, rights and errors from it."""
+"""Operations: one declaration per API call, and how a request to one is performed.
+
+HTTP, CLI, tools and docs take parameters, permissions and errors from the declaration.
+"""
 
 from __future__ import annotations
 
@@ -54,20 +57,20 @@ if TYPE_CHECKING:
     from retinue.tools.mcp.server_pool import Servers
     from retinue.tools.ui_windows import Windows
 
-NUMBER_MAX = 2**63  # what every store can keep
+NUMBER_MAX = 2**63  # exclusive limit: databases store signed 64-bit integers
 
 _encode = msgspec.json.Encoder().encode
 
 
 def _not_claimed() -> None:
-    """For a request that has claimed no key."""
+    """Do nothing: the default for a request that has not claimed an idempotency key."""
 
 
 WhyNow = Callable[[Agent, Mind, Sequence[ModelRef]], Awaitable[Sequence[str]]]
 
 
 class Desk(Struct, frozen=True, kw_only=True):
-    """What operations work with."""
+    """The services that operation handlers use."""
 
     store: Store
     post: Post
@@ -75,49 +78,49 @@ class Desk(Struct, frozen=True, kw_only=True):
     live: Live
     clock: Clock
     ids: Ids
-    secrets: Callable[[], str]  # 256 random bits, as text
-    home: Path  # of the house: agents have theirs in it
+    secrets: Callable[[], str]  # returns 256 random bits as text
+    home: Path  # data directory of the instance; contains the agent directories
     files: Files
     zone: ZoneInfo
     version: str
     policy: Mapping[str, PermissionLevel]
-    config: Keeper | None = None  # None in a house that was furnished by hand
-    settings: Callable[[], Settings] | None = None  # as they are now; None likewise
-    runners: frozenset[str] | None = None  # the house's own
-    catalog: Callable[[], Catalog] | None = None  # as it is now; None in a house whose models were put there by hand
-    credentials_changed: Callable[[], Awaitable[None]] | None = None  # told when keys came, went or were forgiven
-    toolbox: Toolbox | None = None  # None in a house without one
-    ground: Ground | None = None  # what the file tools stand on
+    config: Keeper | None = None  # None if the server was built without a settings file
+    settings: Callable[[], Settings] | None = None  # returns the current settings; None as above
+    runners: frozenset[str] | None = None  # the built-in ones
+    catalog: Callable[[], Catalog] | None = None  # current models; None if they were passed in
+    credentials_changed: Callable[[], Awaitable[None]] | None = None  # call after a change of credentials
+    toolbox: Toolbox | None = None  # None if the server has no tools
+    ground: Ground | None = None  # shared by the file tools
     plugins: Guests | None = None
     mcp: Servers | None = None
-    schedule_files: ScheduleFiles | None = None  # None in a house whose schedules have no files
-    heartbeats: Heartbeats | None = None  # None in a house whose heartbeats were put there by hand
-    windows: Windows | None = None  # None in a house that nobody looks into by a page
-    previews: Previews | None = None  # what agents would be told
-    mask: Callable[[str], str] = str  # takes secrets out of what is told
-    session_ended: Callable[[SessionId, str], Awaitable[None]] | None = None  # what still runs for it is ended
-    why_now: WhyNow | None = None  # how the models of a chain stand: which is asked now, and with which key
-    callbacks: Callbacks | None = None  # where agents that run elsewhere are heard
-    requests: Callable[[], Requests] | None = None  # where those of programs elsewhere are taken, once there is one
-    hooks: Hooks | None = None  # programs of the owner's that are run when something happens
-    switchboard: Switchboard | None = None  # the lines of the house; None where it has no connectors at all
-    uploads: Uploads = field(default_factory=Uploads)  # files that were sent ahead of their envelopes
-    in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # keys being answered right now
-    effect_begins: Callable[[], None] = _not_claimed  # called right before an effect: an error after it keeps the claim
+    schedule_files: ScheduleFiles | None = None  # None if schedules have no files
+    heartbeats: Heartbeats | None = None  # None if heartbeats were passed in directly
+    windows: Windows | None = None  # None if the server has no web app
+    previews: Previews | None = None  # previews of system prompts
+    mask: Callable[[str], str] = str  # redacts secrets in answers and errors
+    session_ended: Callable[[SessionId, str], Awaitable[None]] | None = None  # ends what still runs for a session
+    why_now: WhyNow | None = None  # explains which model and key are used now
+    callbacks: Callbacks | None = None  # receives the answers of external agents
+    requests: Callable[[], Requests] | None = None  # receives inbound webhook requests
+    hooks: Hooks | None = None  # local programs run after events
+    switchboard: Switchboard | None = None  # None if there are no connectors
+    uploads: Uploads = field(default_factory=Uploads)  # files uploaded before their envelopes
+    in_progress: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])  # (principal, key)
+    effect_begins: Callable[[], None] = _not_claimed  # call right before an effect
 
     @property
     def defaults(self) -> Defaults:
-        """What the house has for every agent that does not say it itself."""
+        """Settings for agents that do not set them themselves."""
         return self.settings().defaults if self.settings is not None else PLAIN
 
     @property
     def runners_here(self) -> frozenset[str] | None:
-        """By which an agent can take its turns here: the house's own, and those of plug-ins. None: nobody said so."""
+        """Names of the available runners, built-in and from plugins. None if they are not known."""
         guests = self.plugins.runners() if self.plugins is not None else ()
         return None if self.runners is None else self.runners.union(guests)
 
     def default_agent(self, conn: sa.Connection) -> str:
-        """Who answers where nobody is named."""
+        """Return the agent that answers when none is named. Raise if there are no agents."""
         named = self.settings().default_agent if self.settings is not None else None
         found = default_agent(named, [agent.name for agent in agents.everyone(conn)])
         if found is None:
@@ -141,15 +144,16 @@ class Desk(Struct, frozen=True, kw_only=True):
 
 
 class Operation(Struct, frozen=True, kw_only=True):
-    """`name` is `noun.verb`; the noun and verb make the route and the command.
+    """One API call. `name` is `noun.verb`, from which the HTTP route and the CLI command are derived.
 
-    `permission` is the least level that may ask, unless the house's `permission_policy` says otherwise. What is asked
-    about is found by `store/core/lookup` and listed through `store/core/row_visibility`: what the caller does not see
-    is not there.
+    `permission` is the minimum level of the caller, unless the setting `permission_policy` overrides
+    it. Handlers look rows up with `store/core/lookup` and list them with `store/core/row_visibility`:
+    a row that the caller may not see is reported as missing.
 
-    `claims_key`: a key that came with the request is claimed in a commit of its own before the handler begins, so that
-    a request which was cut off is not done again under the same key. A handler that can be refused before its effect
-    calls `desk.effect_begins()` right before it: an error that comes earlier releases the key.
+    `claims_key`: the request's idempotency key is claimed in a separate commit before the handler
+    starts. An interrupted request is then not performed again under the same key. A handler that may
+    fail before its effect calls `services.mark_effect_started()` right before the effect: an earlier
+    error releases the key.
     """
 
     name: str
@@ -160,7 +164,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     effect: bool = False
     result: Any = dict[str, Any]
     claims_key: bool = False
-    shown_once: frozenset[str] = frozenset()  # what is secret in its answer, and not kept for one who asks again
+    shown_once: frozenset[str] = frozenset()  # secret answer fields, not stored for replay
 
     @property
     def route(self) -> str:
@@ -170,7 +174,7 @@ class Operation(Struct, frozen=True, kw_only=True):
 def for_everyone(
     name: str, summary: str, parameters: Any, handler: Any, result: Any, *, effect: bool = True
 ) -> Operation:
-    """One that anybody may ask for: what they see of it is theirs."""
+    """Return an operation for every permission level. Its handler limits answers to what the caller may see."""
     return Operation(
         name=name,
         summary=summary,
@@ -187,7 +191,7 @@ class Nothing(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def perform(desk: Desk, caller: Principal, operation: Operation, body: bytes, *, key: str = "") -> bytes:
-    """What every door does with a request: rights, validation, the key, the handler, in this order."""
+    """Perform one request: check the permission, parse, check the idempotency key and call the handler."""
     permission = permissions.decide(operation.name, caller.level, desk.policy)
     if not permission.allowed:
         raise NotAllowed(
@@ -242,18 +246,20 @@ def parse(body: bytes, parameters: type[msgspec.Struct]) -> Any:
 async def once(
     desk: Desk, caller: Principal, operation: Operation, body: bytes, asked: msgspec.Struct, key: str
 ) -> bytes:
-    """Answer a request with a key. The same request with the same key gets the same answer, and nothing is done again.
+    """Answer a request that has an idempotency key.
 
-    Only a secret is not repeated, and an error is not remembered.
+    A repeated request gets the stored answer and has no second effect. Secrets are left out of the
+    stored answer, and errors are not stored.
 
-    An operation that `claims_key` is never done twice, also if the server is killed. The key is claimed in a commit
-    before the handler begins, and the answer replaces the claim. A claim on which no request is at work was cut off, by
-    the end of the server or by a cancellation: whether it took effect is not known, and each further request with that
-    key is told so (`key.interrupted`) until the claim is purged like an answer. An error before the effect releases it.
+    An operation with `claims_key` is never performed twice, even if the server is killed. The key is
+    claimed in a commit before the handler starts, and the answer replaces the claim. A claim without a
+    request in progress was interrupted by a server stop or a cancellation, so its effect is unknown.
+    Every further request with that key fails with `key.interrupted` until the claim is purged, as
+    answers are. An error before the effect releases the claim.
 
-    The answer of any other operation is kept in a commit after the operation's own. A server that is killed between
-    the two does it again when asked again. Sending takes the key into its own commit, so that nothing can come in
-    between.
+    For other operations, a second commit after the operation's own stores the answer. If the server is
+    killed between the two, a repeated request is performed again. `envelope.send` stores the key in its
+    own commit, which closes this gap.
     """
     if len(key) > KEY_LENGTH_MAX or not is_storable(key):
         raise Invalid(
@@ -312,20 +318,20 @@ def _earlier_answer(desk: Desk, earlier: idempotency.Answer, key: str, request_h
 async def _handle_claimed(
     desk: Desk, caller: Principal, operation: Operation, asked: msgspec.Struct, key: str
 ) -> bytes:
-    """As `_handle`. An error before the effect releases the key; whatever else happens, the claim stays."""
+    """Call `_call_handler`. An error before the effect releases the key; in every other case the claim stays."""
     effect = _Effect()
     try:
         return await _handle(replace(desk, effect_begins=effect.begin), caller, operation, asked)
     except RetinueError:
         if not effect.begun:
-            with suppress(StoreError):  # then the claim stays, and the caller needs to know the first error
+            with suppress(StoreError):  # the claim stays; the caller needs the first error
                 release = partial(idempotency.release, principal=str(caller.address), key=key)
                 await desk.store.write(release, point="key-release")
         raise
 
 
 class _Effect:
-    """Whether a request may have had an effect."""
+    """Tracks whether a request may have had an effect."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -335,7 +341,7 @@ class _Effect:
 
 
 def without_secrets(answer: bytes, operation: Operation) -> bytes:
-    """The answer for whoever keeps it, or lets a model read it: it names what is secret, and does not tell it."""
+    """Return the answer without its secret fields, for storage or for a model. `shown-once` lists their names."""
     secrets = operation.shown_once
     if not secrets:
         return answer

@@ -1,4 +1,4 @@
-"""All operations of the house."""
+"""The table of all operations, by name."""
 
 from __future__ import annotations
 

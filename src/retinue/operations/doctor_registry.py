@@ -1,7 +1,8 @@
-"""A registry of checks: each says what it looks at, gathers its facts, and judges them by a pure function.
+"""Registry of the checks that `doctor` runs: each gathers facts and evaluates them with a pure function.
 
-A part of the house that can ail brings its own: `register(Check(...))` where it is declared. Facts that several checks
-share are gathered once. A check that fails is itself a finding, and keeps no other from being made.
+A component registers its checks with `register_check(DoctorCheck(...))` where it is defined. Facts
+that several checks share are gathered once. A check that raises is reported as a problem, and the
+other checks still run.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Health(StrEnum):
 
 
 class Found(Struct, frozen=True, kw_only=True):
-    """Something that is not as it should be."""
+    """One problem or warning found by a check."""
 
     health: Health
     sentence: str
@@ -50,27 +51,30 @@ def problem(sentence: str, *, because: str, try_this: str) -> Found:
 
 
 class Scene(Struct, frozen=True, kw_only=True):
-    """What there is to look at. A closed house has no runners, plug-ins or servers; a damaged one may have no store."""
+    """What checks can examine.
+
+    A stopped server has no runners, plugins or MCP servers; a damaged one may have no store.
+    """
 
     home: Path
     environment: Mapping[str, str]
     now: datetime
     store: Store | None = None
-    trouble: RetinueError | None = None  # why there is no store
+    trouble: RetinueError | None = None  # why the store could not be opened
     catalog: Catalog | None = None
     runners: frozenset[str] | None = None
     plugins: Guests | None = None
     mcp: Servers | None = None
     switchboard: Switchboard | None = None
-    quick: bool = False  # leave out what reads the whole store
+    quick: bool = False  # skip checks that read the whole store
     gathered: dict[Any, Any] = field(default_factory=dict[Any, Any])
 
 
 class Check(Struct, Generic[F], frozen=True, kw_only=True):
-    """`gather` gives None where there is nothing to judge here."""
+    """One check. `gather` returns None if there is nothing to check, and the check is skipped."""
 
     name: str
-    looks_at: str  # and says that it is well: "the store's tables are current"
+    looks_at: str  # shown if all is well: "the store's tables are current"
     gather: Callable[[Scene], Awaitable[F | None]]
     judge: Callable[[F], Iterable[Found]]
 
@@ -106,7 +110,7 @@ CHECKS: dict[str, Check[Any]] = {}
 
 
 def register(check: Check[F]) -> Check[F]:
-    """Have the doctor make this check. A name is given once."""
+    """Add a check to the registry. Names are unique."""
     if check.name in CHECKS:
         raise ValueError(f"there is a check called {check.name} already")
     CHECKS[check.name] = check
@@ -114,7 +118,7 @@ def register(check: Check[F]) -> Check[F]:
 
 
 async def examine(scene: Scene, checks: Sequence[Check[Any]] | None = None) -> list[Checked]:
-    """Make every check, whatever becomes of the others."""
+    """Run every check, even if others fail."""
     return [await _made(scene, check) for check in (tuple(CHECKS.values()) if checks is None else checks)]
 
 
@@ -126,7 +130,7 @@ async def _made(scene: Scene, check: Check[Any]) -> Checked:
         if facts is None:
             return Checked(name=check.name, looks_at=check.looks_at, skipped=True)
         found = tuple(check.judge(facts))
-    except Exception as error:  # noqa: BLE001 - a doctor who falls ill over one finding is of no use
+    except Exception as error:  # noqa: BLE001 - one failing check must not stop the others
         because = f"{error.sentence}: {error.because}" if isinstance(error, RetinueError) else _said(error)
         try_this = error.try_this if isinstance(error, RetinueError) else ""
         found = (

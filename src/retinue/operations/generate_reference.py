@@ -1,6 +1,6 @@
-"""Writes what is made from the code: the command line's table and the reference pages of operations and errors.
+"""Generate the CLI's operation table and the reference pages for operations and errors from the code.
 
-`python -m retinue.operations.generate_reference`, in a checkout; `make generate` runs it.
+Run `python -m retinue.operations.generate_reference` in a checkout, or `make generate`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MADE = "<!-- Made from the code by `make generate`. -->\n\n"
 
 
 class Said(Struct, frozen=True):
-    """One place where an error with a code is raised, as far as its words are fixed."""
+    """Code and texts of an error at one call site. Parts filled in at run time are placeholders."""
 
     code: str
     sentence: str
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def errors_in(folder: Path) -> Iterator[Said]:
-    """Every error of ours: raised with a code, or of a class that has one, or worded by its class once and for all."""
+    """Yield every error in the source: calls with a code, classes with a code, and texts set by a class."""
     trees = [ast.parse(path.read_text()) for path in sorted(folder.rglob("*.py")) if "testing" not in path.parts]
     codes = {name: code for tree in trees for name, code in _class_codes(tree)}
     for tree in trees:
@@ -69,7 +69,7 @@ def _said(call: ast.Call, code: str) -> Iterator[Said]:
 
 
 def _class_codes(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """The code of each class of errors: an attribute, or what its constructor takes where none is given."""
+    """Yield (class name, code) of each error class: from an attribute, or from its constructor's default."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             for line in node.body:
@@ -85,7 +85,7 @@ def _class_codes(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _text(node: ast.expr | None) -> str:
-    """The words of a string, with what is filled in shown as its name in capitals."""
+    """Return the text of a string expression, with each filled-in value shown as its name in capitals."""
     match node:
         case ast.Constant(value=str(words)):
             return words
@@ -184,7 +184,7 @@ def _operation(operation: Operation) -> list[str]:
 
 
 def usage(operation: Operation) -> str:
-    """What one types for it: places, and whatever else it cannot do without."""
+    """Return the command to type: positional arguments, then required options."""
     noun, _, verb = operation.name.partition(".")
     words = ["retinue", noun, verb]
     for each in parameters(operation):
@@ -196,7 +196,7 @@ def usage(operation: Operation) -> str:
 
 
 def option_of(parameter: Parameter) -> str:
-    """How it is typed."""
+    """Return the parameter as it is typed: a positional argument in capitals, or an option with its value."""
     shown = parameter.option[2:].upper().replace("-", "_")
     if parameter.place:
         return shown
@@ -244,13 +244,13 @@ if TYPE_CHECKING:
 
 
 def commands_module(operations: Iterable[Operation]) -> str:
-    """Plain tuples, which Python loads as one constant: the command line has no time to build anything."""
+    """Return the source of the CLI's table: plain tuples, which Python loads as one constant to start fast."""
     table = tuple(command(operation) for operation in operations)
     return f"{_COMMANDS_HEAD}OPERATIONS: tuple[Operation, ...] = {_literal(table, 0, 37)}\n"
 
 
 def _literal(value: object, depth: int, used: int) -> str:
-    """Python for it, as our formatter would write it."""
+    """Return Python source for the value, formatted as the code formatter would."""
     if not isinstance(value, tuple):
         return _quoted(value) if isinstance(value, str) else repr(value)
     items = cast("tuple[object, ...]", value)

@@ -1,7 +1,7 @@
-"""Every secret that the house knows of, gathered for `text/redaction`: from the settings, the credentials, the
-environment, and its own token.
+"""Collect all known secrets for `text/redaction`: settings, credentials, environment and the owner's token.
 
-One that cannot be read is left out: who needs it will say so. Nothing here is kept but by whoever asked.
+A secret that cannot be read is skipped: the code that needs it reports the error. This module keeps
+no secrets itself.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from retinue.text.redaction import Masks
 
 KEY_FILES_MAX = 1_000
 OWNER_TOKEN = "owner-token"
-_PLAIN = (str, int, float, NoneType)  # most of what is set, and quicker to tell than that it is no mapping
+_PLAIN = (str, int, float, NoneType)  # most settings; cheaper to test than Mapping
 
-# A name that says: my value is secret.
+# Names whose values are secret.
 TELLING = re.compile(
     r"(?:.*[_-])?(?:token|secret|password|passwd|passphrase|pwd|apikey|api[_-]?key|access[_-]?key|private[_-]?key"
     r"|credentials?|authorization|cookie)(?:[_-](?:id|key|value|[0-9]{1,3}))?|pgpassword",
@@ -41,13 +41,13 @@ TELLING = re.compile(
 
 
 async def refresh(masks: Masks, store: Store, settings: Settings, environment: Mapping[str, str]) -> None:
-    """Have masks know what there is now: when the house opens, and whenever settings or credentials have changed."""
+    """Update the redactor with all known secrets. Call it at start and after each settings or credentials change."""
     secrets = await known_secrets(store, settings, environment)
     await asyncio.to_thread(masks.replace, secrets)
 
 
 async def known_secrets(store: Store, settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """By name, each as it is now."""
+    """Return the current secrets by name."""
     stored = await store.read(credentials.everyone)
     staff = await store.read(agents.everyone)
     return await asyncio.to_thread(gather, settings, stored, environment, staff)
@@ -61,7 +61,7 @@ def gather(
 
     def add(name: str, value: str | None) -> None:
         value = (value or "").strip()
-        if value and value not in values:  # the same one is found in several places: its first name is the closest
+        if value and value not in values:  # found in several places: keep the first, most specific name
             values.add(value)
             found[name] = value
 
@@ -92,7 +92,7 @@ def gather(
 
 
 def _is_place(value: str) -> bool:
-    """Whether a variable says where a secret lies, and not what it is."""
+    """Return whether a variable holds the path of a secret instead of the secret itself."""
     try:
         return value.startswith("/") and Path(value).exists()
     except (OSError, ValueError):
@@ -100,7 +100,7 @@ def _is_place(value: str) -> bool:
 
 
 def _in_settings(value: Any, path: str) -> Iterator[tuple[str, Secret]]:
-    """Wherever in the settings a secret is named, also in sections that we know nothing of."""
+    """Yield every secret in the settings, including those in unknown sections."""
     if isinstance(value, Secret):
         yield path.removesuffix(".secret"), value
     elif isinstance(value, _PLAIN):
@@ -117,7 +117,7 @@ def _in_settings(value: Any, path: str) -> Iterator[tuple[str, Secret]]:
 
 
 def _in_headers(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Of providers, those that are written out although their name says that they should not be."""
+    """Yield provider headers written in plain text although their name marks them as secret."""
     for provider, each in settings.providers.items():
         for name, value in each.headers.items():
             if isinstance(value, str) and TELLING.fullmatch(name):
@@ -125,8 +125,11 @@ def _in_headers(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _of_connectors(settings: Settings) -> Iterator[tuple[str, Secret]]:
-    """Those that the settings of a kind name as `*_env` and `*_file`. Of a kind that is not known yet, whatever ends
-    so: what is masked in vain does no harm."""
+    """Yield the secrets that a connector's settings reference as `*_env` and `*_file`.
+
+    For a platform whose settings are not parsed yet, every key with such an ending counts: redacting
+    too much does no harm.
+    """
     for name, connector in settings.connectors.items():
         own = connector.own
         table = own.table if isinstance(own, Unread) else {each: getattr(own, each) for each in names(own)}
@@ -140,8 +143,11 @@ def _of_connectors(settings: Settings) -> Iterator[tuple[str, Secret]]:
 
 
 def _in_variables(settings: Settings) -> Iterator[tuple[str, Variable]]:
-    """What is handed to MCP servers and to the commands of skills: all that comes from elsewhere than the settings,
-    and what is written out there although its name says that it should not be."""
+    """Yield the secret variables and headers given to MCP servers and skill commands.
+
+    These are all values from outside the settings file, and values written there under a name that
+    marks them as secret.
+    """
     handed = {
         **{f"mcp.{name}.env": each.env for name, each in settings.mcp.items()},
         **{f"mcp.{name}.headers": each.headers for name, each in settings.mcp.items()},
@@ -172,7 +178,7 @@ def _password(url: str) -> str | None:
 
 
 def _key_files(folder: Path) -> list[Path]:
-    """Also those whose credential is gone: a key is one until its provider takes it back."""
+    """List all key files, even of removed credentials: a key stays valid until its provider revokes it."""
     try:
         return sorted(path for path in folder.rglob("*") if path.is_file())[:KEY_FILES_MAX]
     except OSError:

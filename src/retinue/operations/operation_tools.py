@@ -1,4 +1,4 @@
-"""Operations as tools: the same declaration, the same rights, the same validation, in an agent's hand."""
+"""Expose operations as tools for agents, with the same declaration, permissions and validation."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from retinue.tools.files.instruction_guard import instructions_refused
 
 _encode = msgspec.json.Encoder().encode
 
-# What is answered about these are the owner's settings and the house's own counts, and tasks of heartbeats, of which
-# nothing is shown that came from outside. All else may quote anybody: mail, histories, skills that nobody looked at.
+# Operations of these nouns return only the owner's settings, the server's own counts and heartbeat tasks, with no
+# text from outside. All others may quote untrusted text: envelopes, histories, unapproved skills.
 _OWN_WORDS = frozenset(
     {"agent", "model", "credential", "person", "token", "config", "usage", "tool", "grant", "heartbeat"}
 )
 _QUOTE_WITH_EFFECT = frozenset({"envelope.list", "inbox.list", "tool.invoke"})
 
-_CHANGES_INSTRUCTIONS = frozenset({"heartbeat.add", "heartbeat.remove"})  # tasks that the agent later does unasked
+_CHANGES_INSTRUCTIONS = frozenset({"heartbeat.add", "heartbeat.remove"})  # tasks it later performs unasked
 
 _FOR_LATER = frozenset({"schedule", "reminder", "wakeup"})
 
@@ -42,8 +42,10 @@ _schema = lru_cache(SCHEMAS_KEPT_MAX)(schema_of)
 
 
 class _Spec(ToolSpec, frozen=True, kw_only=True):
-    """Says what its operation takes when it is asked. Few of the operations are ever offered to an agent, and the
-    schemas of all of them would be a large part of every start."""
+    """A tool spec that builds its schema on first use.
+
+    Few operations are ever offered to an agent, and building all schemas would slow down every start.
+    """
 
     arguments: type[msgspec.Struct]
 
@@ -53,11 +55,14 @@ class _Spec(ToolSpec, frozen=True, kw_only=True):
 
 
 class OperationTool:
-    """One operation, asked by an agent for itself: it can do no more than its level lets it over HTTP, a subagent no
-    more than whoever sent it out, as whom it asks, and neither more than the person for whom the run works. Whatever is
-    not the owner's work reads what that person sees.
+    """One operation as a tool.
 
-    An effect carries the call's id as its key, so that a call which is made again after a crash has its effect once.
+    An agent can do no more than its permission level allows over HTTP. A subagent acts as the agent
+    that started it, with no more rights. Neither can do more than the run principal. A run that is not
+    on behalf of the owner reads only what the run principal may see.
+
+    A call with an effect uses the call id as idempotency key, so a call repeated after a crash has its
+    effect once.
     """
 
     def __init__(self, operation: Operation, desk: Callable[[], Desk]) -> None:
@@ -75,8 +80,10 @@ class OperationTool:
         )
 
     def confirm(self, arguments: Any, scene: Scene) -> Decision | None:
-        """What only privileged callers may change decides over agents, people and settings: the owner is asked about
-        each such call, however far the words are trusted that led to it."""
+        """Ask the owner about every call that only privileged callers may make.
+
+        Such calls change agents, people and settings, so trusted context does not exempt them.
+        """
         operation = self._operation
         if operation.effect and reaches(operation.permission, PermissionLevel.PRIVILEGED):
             return ask_owner(f"{operation.name} changes what agents or people may do here")
@@ -96,7 +103,7 @@ class OperationTool:
             raise
         except RetinueError as error:
             raise as_tool_failed(error) from error
-        return without_secrets(answer, self._operation).decode()  # it becomes a record, and part of every prompt
+        return without_secrets(answer, self._operation).decode()  # it becomes a record and part of later prompts
 
     def _who(self, conn: sa.Connection, *, scene: Scene, trust: Trust) -> Principal:
         level = least_level(each.permission_level for each in (scene.agent, *scene.senders))
@@ -113,8 +120,11 @@ class OperationTool:
 
 
 def sets_for_later(scene: Scene, *, level: PermissionLevel) -> Principal | None:
-    """As whom a run sets schedules, reminders and wake-ups where it works for somebody else than the owner: as that
-    person, so that it is their work when its time comes, with their rights. None where it works for the owner alone."""
+    """Return the principal that owns schedules, reminders and wake-ups set by this run.
+
+    A run on behalf of a person other than the owner sets them as that person, so they later run with
+    that person's rights. Returns None if the run acts for the owner alone.
+    """
     if not scene.others:
         return None
     one, *more = scene.others

@@ -1,4 +1,4 @@
-"""Lists come in pages: how long one may be, and what a cursor is not."""
+"""Validate page sizes and cursors of paginated lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A declaration as plain facts: what the command line and the reference page are made from."""
+"""Describe the parameters of operations as plain data, for the CLI and the reference pages."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ MARKS = ("required", "repeated", "nullable", "place")
 
 
 class Kind(StrEnum):
-    """What one types for a parameter."""
+    """Type of value that the CLI accepts for a parameter."""
 
     TEXT = "text"
-    WORDS = "words"  # a text that may come by stdin
+    WORDS = "words"  # text that may be read from stdin
     NUMBER = "number"
     DECIMAL = "decimal"
     FLAG = "flag"
     CHOICE = "choice"
-    FILE = "file"  # the path of one; sent as its name and its bytes
+    FILE = "file"  # a path; the file is sent as name and bytes
     JSON = "json"
 
 
 class Parameter(Struct, frozen=True, kw_only=True):
-    """One parameter, and how it is given: by its place, or as an option."""
+    """One parameter of an operation, and how the CLI takes it: positional or as an option."""
 
     name: str
     option: str
@@ -40,12 +40,12 @@ class Parameter(Struct, frozen=True, kw_only=True):
     choices: tuple[str, ...]
     required: bool
     repeated: bool
-    nullable: bool  # null can be said, and means something else than leaving it out
-    place: bool  # given by its place on the command line
+    nullable: bool  # null is accepted and differs from leaving it out
+    place: bool  # positional on the command line
 
 
-# What a parameter means where its declaration does not say it by `msgspec.Meta(description=...)`.
-# Of one operation first, then of all in which it has that name.
+# Help for parameters whose declaration has no `msgspec.Meta(description=...)`. An entry for one operation
+# (`noun.verb.parameter`) wins over one for all operations (`parameter`).
 _HELP: Mapping[str, str] = {
     "agent.diff.new": "the other version; left out, the newest",
     "agent.diff.old": "the version to compare with",
@@ -219,7 +219,7 @@ _PLACES_MAX = 2
 
 
 def command(operation: Operation) -> tuple[object, ...]:
-    """As the command line knows it: plain, so that it can be written down there, or sent."""
+    """Return an operation's row of the CLI table: plain values that can be written as source or sent."""
     noun, _, verb = operation.name.partition(".")
     found = tuple(
         (
@@ -237,7 +237,7 @@ def command(operation: Operation) -> tuple[object, ...]:
 
 
 def parameters(operation: Operation) -> tuple[Parameter, ...]:
-    """In the order of the declaration."""
+    """Return the parameters of an operation, in the order of their declaration."""
     places = 0
     found: list[Parameter] = []
     info = inspect.type_info(operation.parameters)
@@ -270,7 +270,7 @@ def parameters(operation: Operation) -> tuple[Parameter, ...]:
 
 
 def _shape(type_: inspect.Type) -> tuple[Kind, tuple[str, ...], bool, bool]:
-    """Kind, choices, whether there may be several, whether null is allowed."""
+    """Return (kind, choices, repeated, nullable)."""
     match type_:
         case inspect.Metadata(type=inner):
             return _shape(inner)
@@ -304,7 +304,7 @@ def _of_several(types: Sequence[inspect.Type]) -> tuple[Kind, tuple[str, ...], b
         return shapes[0]
     kinds = {kind for kind, _, _ in shapes}
     if len(types) == 2 and {type(each) for each in types} == {inspect.StrType, inspect.StructType}:
-        return Kind.TEXT, (), False  # the text is the short way to say the object
+        return Kind.TEXT, (), False  # the text is a short form of the object
     return (Kind.DECIMAL, (), False) if kinds == {Kind.NUMBER, Kind.DECIMAL} else (Kind.JSON, (), False)
 
 

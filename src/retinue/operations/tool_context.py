@@ -1,6 +1,6 @@
-"""Where a call would happen, for whoever asks about one or makes one outside of a run.
+"""Build the tool context of a call that is explained, or made outside of a run.
 
-`policy explain` and the doors for direct calls are given theirs here, so that what is explained is what is done.
+`policy explain` and direct calls use the same context, so an explanation matches what really happens.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ async def occasion_for(
     door: Door,
     as_if: Callable[[Agent], Agent] | None = None,
 ) -> Occasion:
-    """As a call would find it that comes in by this door: in one of the agent's sessions, or in a fresh one.
+    """Return the context of a call from this entry point, in one of the agent's sessions or in a new one.
 
-    What is left out is as it would be: whoever the session belongs to, or else the caller; the model that the agent
-    thinks with. A direct call has no model, and no session but one that is named. `as_if` makes of the agent what it is
-    not yet.
+    The sender defaults to the owner of the session, or else the caller. The model defaults to the one
+    that the agent would use. A direct call has no model, and a session only if one is given. `as_if`
+    returns the agent with changes that are not stored yet.
     """
 
     def read(conn: sa.Connection) -> tuple[Agent, Session | None, list[Record], tuple[Agent, ...]]:
@@ -77,7 +77,7 @@ async def occasion_for(
     if not by_model and (caller.trust is Trust.UNTRUSTED or works_for.kind is AddressKind.AGENT):
         context = [*context, _from_untrusted(desk, inside)]
     provider, _, name = (model or _model_of(desk, who, inside)).partition("/") if by_model else ("", "", "")
-    acting = sent_by[0] if sent_by else who  # a subagent has the folders of who sent it, and no others
+    acting = sent_by[0] if sent_by else who  # a subagent uses the directories of the agent that started it
     home = home_of(desk.home, acting.name)
     id_ = desk.ids.new()
     return Occasion(
@@ -104,7 +104,7 @@ async def occasion_for(
 
 
 def _requesters(conn: sa.Connection, *, works_for: Address, inside: Session | None) -> tuple[Requester, ...]:
-    """In a session, whoever spoke last in it; otherwise whom it is to work for."""
+    """Return the people who wrote last in the session, or else the person the call is for."""
     spoke = requesters_in(conn, inside) if inside is not None and works_for.kind is AddressKind.CHANNEL else ()
     return spoke or requesters_at(conn, (works_for,))
 
@@ -122,7 +122,7 @@ def named_agent(conn: sa.Connection, name: str) -> Agent:
 
 
 def whose_session(session: Session) -> Address | None:
-    """Whoever a session belongs to; None where its key is no address."""
+    """Return the address that a session belongs to, or None if its key is not an address."""
     try:
         return address.parse(session.origin.key.partition("/")[0])
     except Invalid:
@@ -130,7 +130,7 @@ def whose_session(session: Session) -> Address | None:
 
 
 def _model_of(desk: Desk, agent: Agent, session: Session | None) -> str:
-    """The first that would be asked; empty where none can be."""
+    """Return the model that would be used first, or "" if there is none."""
     try:
         mind = session.mind if session is not None else Mind()
         return str(desk.catalog().chain(agent=agent, mind=mind)[0]) if desk.catalog is not None else ""
@@ -139,7 +139,7 @@ def _model_of(desk: Desk, agent: Agent, session: Session | None) -> str:
 
 
 def _from_untrusted(desk: Desk, session: Session | None) -> Record:
-    """What an agent asks for outside of its runs may come from anything that it has read: nobody can tell any more."""
+    """Return an untrusted note: outside its runs, an agent's request may stem from anything that it has read."""
     note = Note(text="", trust=Trust.UNTRUSTED)
     return Record(
         session=session.id if session is not None else SessionId(""),

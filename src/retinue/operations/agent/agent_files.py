@@ -1,7 +1,7 @@
-"""The files in an agent's home that make it what it is, for people: its soul, its memory, its skills.
+"""Operations for people on the files in an agent's directory that define it: instructions, memory, skills.
 
-They are reached by the road of the file tools, confined to the home and without following a link out of it. An agent
-has those tools for its own home, where what it reads is labelled; so it is not answered here.
+Access goes through the code of the file tools, is confined to the agent directory and follows no link
+out of it. Agents are refused here: they have the file tools, which track the trust of what they read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from retinue.tools.files.paths import Place, listed, locate, seen
 from retinue.tools.files.write_tool import encoded, put_changed
 
 FILES_LISTED_MAX = 200
-ENTRIES_LOOKED_AT_MAX = 2_000  # of one folder
+ENTRIES_LOOKED_AT_MAX = 2_000  # per directory
 FOLDERS_DEEP_MAX = 6
 FILE_BYTES_MAX = 262_144
 MEMORY = "internal_space"
@@ -59,7 +59,7 @@ class OneFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WriteFile(msgspec.Struct, forbid_unknown_fields=True):
-    """`hash` is that of the file as you read it; empty for one that is not there yet."""
+    """`hash` is the hash of the file as you read it, or empty for a new file."""
 
     name: str
     path: Annotated[str, msgspec.Meta(description="its path in the home, such as SOUL.md")]
@@ -71,7 +71,7 @@ class WriteFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AgentFile(msgspec.Struct, frozen=True, rename="kebab"):
-    """Without a hash, it is too large to be shown."""
+    """One file. `hash` is null if the file is too large to be shown."""
 
     path: str
     size_bytes: int
@@ -86,7 +86,7 @@ class AgentFiles(msgspec.Struct, frozen=True):
 
 
 class AgentFileShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """`trust` is how far its words can be believed: what was made of untrusted words is untrusted."""
+    """One file with its content. `trust` is untrusted if the file was made from untrusted text."""
 
     name: str
     path: str
@@ -131,7 +131,7 @@ async def show_file(desk: Desk, caller: Principal, asked: OneFile) -> AgentFileS
 
 
 async def write_file(desk: Desk, caller: Principal, asked: WriteFile) -> AgentFileWritten:
-    """All of it or nothing, and only over what the writer has read."""
+    """Write a file atomically, and only if it is unchanged since the caller read it."""
     ground = _ground(desk)
     scene = await _scene(desk, caller, asked.name)
     with _told():
@@ -151,7 +151,7 @@ async def write_file(desk: Desk, caller: Principal, asked: WriteFile) -> AgentFi
                 was = old.status if old is not None else None
                 placed = await done_in_thread(partial(put, place, data, text=asked.path, was=was))
                 await ground.mark_clean(place.real, scene, ctime_ms=placed.ctime_ms)
-            else:  # no better than it was: most of it may be what was there
+            else:  # keep its trust: most of the text may be the old one
                 await put_changed(ground, place, old, data, text=asked.path, scene=scene)
     path = _in_home(place, scene)
     await _tell(desk, caller, scene.agent, path)
@@ -168,7 +168,7 @@ async def _tell(desk: Desk, caller: Principal, agent: Agent, path: str) -> None:
 
 
 async def _scene(desk: Desk, caller: Principal, name: str) -> Scene:
-    """As a call of the agent's would find it, with nothing granted: its home is its workspace."""
+    """Return a tool context like that of the agent's own call: no grants, its directory as the workspace."""
     if caller.address.kind is not AddressKind.PERSON:
         raise NotAllowed(
             "only people are answered about the files of a home",
@@ -198,7 +198,7 @@ def _ground(desk: Desk) -> Ground:
 
 
 def _locate(path: str, scene: Scene, access: Access, ground: Ground) -> Place:
-    """Where a path in the home leads. Absolute ones lead nowhere: they would say where the house lies."""
+    """Resolve a path in the agent directory. Absolute paths are refused: they would reveal the data directory."""
     place = locate(path, scene, access, ground.withheld)
     if path.startswith(("/", "~")) or not shapes(_in_home(place, scene)):
         raise Invalid(
@@ -215,7 +215,7 @@ def _in_home(place: Place, scene: Scene) -> str:
 
 
 def shapes(path: str) -> bool:
-    """Whether a file at this path of a home makes the agent what it is."""
+    """Return whether a file at this path of an agent directory defines the agent."""
     parts = PurePosixPath(path).parts
     if not parts or not is_seen(path) or any(part.startswith(".") for part in parts):
         return False
@@ -232,7 +232,7 @@ def _look_around(desk: Desk, scene: Scene) -> tuple[list[AgentFile], bool]:
 
 
 def _walk(home: str, folder: str, *, deep: int = 1) -> Iterator[str]:
-    """The files that shape the agent, links left out. What cannot be looked into holds none."""
+    """Yield the paths of the files that define the agent. Links and unreadable directories are skipped."""
     try:
         with listed(os.path.join(home, folder), text=folder) as opened, os.scandir(opened) as entries:
             found = [
@@ -250,7 +250,7 @@ def _walk(home: str, folder: str, *, deep: int = 1) -> Iterator[str]:
 
 
 def _form(desk: Desk, home: str, path: str) -> AgentFile | None:
-    """None where it is no text, or gone meanwhile."""
+    """Return the list row of a file, or None if it is not text or no longer exists."""
     real = os.path.join(home, path)
     try:
         looked = look(real, text=path, bytes_max=FILE_BYTES_MAX)
@@ -291,7 +291,7 @@ def _text(looked: Looked, path: str) -> str:
 
 @contextmanager
 def _told() -> Generator[None]:
-    """What the file tools say to a model, as it is said to people."""
+    """Turn errors of the file tools, which address a model, into API errors."""
     try:
         yield
     except ToolFailed as failure:

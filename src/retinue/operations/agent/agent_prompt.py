@@ -1,4 +1,4 @@
-"""What an agent is told, as its model would read it: for whoever wants to know why it does what it does."""
+"""Operation that shows the system prompt of an agent as its model gets it, section by section."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from retinue.store.sessions import instructions, sessions
 
 
 class Prompt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`check` are files of a template to try in place of the one in use: its entry file, and what that includes."""
+    """`check` holds template files to try instead of the template in use: the entry file and its includes."""
 
     name: str
     session: Annotated[str, msgspec.Meta(description="as in this conversation; left out, as in a fresh one")] = ""
@@ -41,7 +41,7 @@ class Prompt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class PromptSection(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`text` are its words, where these were asked for; `template` is what the owner's says beside its sections."""
+    """One section. `text` needs `parts`. The section `template` is the owner's text outside of sections."""
 
     name: str
     tokens: int
@@ -57,23 +57,25 @@ class PromptFile(msgspec.Struct, frozen=True):
 
 
 class PromptBefore(msgspec.Struct, frozen=True):
-    """What the last run of a conversation was told, since `at`."""
+    """The system prompt that the session's last run used, in use since `at`."""
 
     at: str
     text: str
 
 
 class TemplateTrouble(msgspec.Struct, frozen=True):
-    """Why the owner's template is not in use as it stands on disk."""
+    """Why the owner's template on disk is not in use."""
 
     sentence: str
     because: str
 
 
 class AgentPrompt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`tokens` are an estimate. `template` is the start of the hash of the owner's, or `built-in`. With `parts` there
-    is more: the words of each section, the files they are made of, what was told before, and what is wrong with the
-    template, if anything is."""
+    """The system prompt. `tokens` is an estimate.
+
+    `template` is the start of the hash of the owner's template, or `built-in`. With `parts`, the answer
+    also has the text of each section, its files, the previous prompt and any error in the template.
+    """
 
     name: str
     session: str | None
@@ -87,7 +89,11 @@ class AgentPrompt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 async def prompt(desk: Desk, caller: Principal, asked: Prompt) -> AgentPrompt:
-    """An agent may look at its own. It tells what is in an agent's files, so people need the right to see those."""
+    """Show the system prompt of an agent.
+
+    An agent may see its own. The prompt includes the agent's files, so people need the permission for
+    `agent.file`.
+    """
     if caller.address.kind is AddressKind.PERSON:
         seen = permissions.decide("agent.file", caller.level, desk.policy)
         if not seen.allowed:
@@ -139,7 +145,7 @@ async def _before(desk: Desk, session: Session) -> PromptBefore | None:
 
 
 async def _trouble(desk: Desk, agent: str) -> TemplateTrouble | None:
-    """An agent's own template counts where it has one: what is wrong with the house's is then no trouble here."""
+    """Return the error in the agent's own template, or in the instance's if the agent has none."""
 
     def look() -> TemplateBroken | None:
         own = (desk.home / FOLDER / agent).is_dir()
@@ -165,7 +171,7 @@ def _find(conn: sa.Connection, *, caller: Principal, asked: Prompt) -> tuple[Age
 
 
 def _name(file: Upload, asked: Prompt) -> str:
-    """One alone is where it begins, whatever it is called."""
+    """Return the template name of a file. A single file is the entry file, whatever its name."""
     return ENTRY if len(asked.check) == 1 else file.name
 
 
@@ -181,7 +187,7 @@ def _text(file: Upload) -> str:
         ) from error
 
 
-# --- for the doctor ---
+# --- doctor check ---
 
 
 async def _broken(scene: Scene) -> Mapping[str, TemplateBroken]:

@@ -1,4 +1,4 @@
-"""What is told about agents: by name to whoever is here, in full to those who may know."""
+"""Response types of the agent operations: list rows for every caller, full definitions for those permitted."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class AgentSandbox(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentExternal(msgspec.Struct, frozen=True, kw_only=True):
-    """`secret` says where it is, not what it is."""
+    """Settings of an external agent. `secret` is the location of the secret, not its value."""
 
     url: str
     secret: str
@@ -120,7 +120,7 @@ class AgentExternal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
-    """To guests, what the list tells, and the state."""
+    """One agent. Guests get only the fields of the list and the state."""
 
     name: str
     display_name: str
@@ -162,7 +162,7 @@ class AgentShown(msgspec.Struct, frozen=True, kw_only=True):
     visible: bool
     version: int
     state: AgentState
-    in_force: dict[str, InForce] | UnsetType = UNSET  # where the house has a word too: what holds, and who says so
+    in_force: dict[str, InForce] | UnsetType = UNSET  # for settings that the instance can set too
 
 
 class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,7 +284,7 @@ def listed_form(agent: Agent) -> AgentListed:
 
 
 def full_form(agent: Agent, form: type[Form], /, **more: Any) -> Form:
-    """All that the agent is, and what this answer says beside it."""
+    """Return the full definition of an agent as `form`, plus the fields in `more`."""
     told: dict[str, Any] = {each.name: getattr(agent, each.name) for each in fields(agent)}
     told["fallbacks"] = None if agent.fallbacks is None else list(agent.fallbacks)
     told["context_files"] = list(agent.context_files)

@@ -1,4 +1,4 @@
-"""What one can ask about agents: who is on the staff, what each is, what it was, and who made it so."""
+"""Operations on agents: list, show, register, change, delete, and their version history."""
 
 from __future__ import annotations
 
@@ -56,27 +56,28 @@ from retinue.store.core.transaction import Page
 from retinue.store.people import tokens
 from retinue.store.schedules import schedules
 
-WORDS_BYTES_MAX = 65_536  # of one text of a definition
+WORDS_BYTES_MAX = 65_536  # per text field of a definition
 RULES_MAX = 200
 RULE_LENGTH_MAX = 200
 VERSIONS_LISTED_MAX = 50
 
 
 class ModelGiven(msgspec.Struct, forbid_unknown_fields=True):
-    """A model and those to ask after it, in one."""
+    """A model and its fallbacks, in one value."""
 
     primary: str | None = None
     fallbacks: list[str] | None = None
 
 
-ONLY_DECLARED = frozenset({"tools_by_provider"})  # a table, which only the settings file can hold
+ONLY_DECLARED = frozenset({"tools_by_provider"})  # a table: can only be set in the settings file
 _NEVER_EMPTY = frozenset({"provider", "model", "effort", "subagents_model", "subagents_effort"})
 
 
 class Fields(msgspec.Struct, forbid_unknown_fields=True):
-    """What an agent is. Left out: as it is, or as a new one has it. `default` for model or effort clears it.
+    """Settings of an agent. An omitted field keeps its value, or gets its default in a new agent.
 
-    Without a model of its own, an agent has the house's; without `fallbacks`, the house's. An empty list means none.
+    `default` as model or effort clears it. An agent without a model or without `fallbacks` uses those
+    of the instance. An empty list means no fallbacks.
     """
 
     name: str
@@ -161,14 +162,14 @@ class Fields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Register(Fields):
-    """`dry_run` checks all and stores nothing. `token` makes one, shown in this answer and never again."""
+    """`dry_run` validates and stores nothing. `token` also creates a token, shown only in this answer."""
 
     dry_run: bool = False
     token: bool = False
 
 
 class Set(Fields):
-    """`clear` names fields that are to be as on a new agent."""
+    """`clear` lists fields to reset to their defaults."""
 
     clear: list[str] = []
     dry_run: bool = False
@@ -179,7 +180,7 @@ class Named(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Versions(msgspec.Struct, forbid_unknown_fields=True):
-    """`before` is the `next` of the page before."""
+    """`before` is the `next` of the previous page."""
 
     name: str
     limit: int = 20
@@ -187,7 +188,7 @@ class Versions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Diff(msgspec.Struct, forbid_unknown_fields=True):
-    """Without `new`: against what it is now."""
+    """Versions to compare. Without `new`, compare with the current version."""
 
     name: str
     old: int
@@ -205,12 +206,12 @@ class Delete(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def listed(desk: Desk, caller: Principal, asked: Nothing) -> AgentsListed:
-    """The whole staff by name: whoever is here may write to them."""
+    """List all agents by name. Every caller may write to all of them."""
     return AgentsListed([listed_form(agent) for agent in await desk.store.scan(agents.everyone)])
 
 
 async def show_agent(desk: Desk, caller: Principal, asked: Named) -> AgentShown:
-    """All there is to know; to guests, what the list tells. An agent may ask about itself alone."""
+    """Show one agent. Guests see only what the list shows; an agent sees only itself."""
 
     def body(conn: sa.Connection) -> tuple[Agent, list[SessionId]]:
         agent = find_agent(conn, caller, asked.name)
@@ -305,7 +306,7 @@ async def list_versions(desk: Desk, caller: Principal, asked: Versions) -> Agent
     def body(conn: sa.Connection) -> list[AgentVersion]:
         agent = find_agent(conn, caller, asked.name, to_change=True)
         before = {} if asked.before is None else {"before": asked.before}
-        # One more than is shown: to say what changed in the last, and whether there is another.
+        # One more than shown: to compare the last one with, and to know whether there is a next page.
         return list(agents.versions(conn, agent.name, limit=limit + 1, **before))
 
     found = await desk.store.scan(body)
@@ -328,7 +329,7 @@ async def diff(desk: Desk, caller: Principal, asked: Diff) -> AgentsCompared:
 
 
 async def restore(desk: Desk, caller: Principal, asked: Restore) -> AgentRestored:
-    """An old version becomes the newest. Nothing in between is lost."""
+    """Store an old version as the newest one. The versions in between are kept."""
 
     def body(conn: sa.Connection) -> Agent:
         page = Page(conn, to_ms(desk.clock.now()))
@@ -344,7 +345,10 @@ async def restore(desk: Desk, caller: Principal, asked: Restore) -> AgentRestore
 
 
 async def delete(desk: Desk, caller: Principal, asked: Delete) -> AgentDeleted:
-    """Let an agent go: first it is gone, then what runs is stopped; a house that stops in between does so later."""
+    """Delete an agent: commit the deletion, then stop its runs.
+
+    If the server stops in between, the runs are stopped after the restart.
+    """
 
     def body(conn: sa.Connection) -> tuple[Agent, list[SessionId]]:
         page = Page(conn, to_ms(desk.clock.now()))
@@ -373,11 +377,11 @@ async def delete(desk: Desk, caller: Principal, asked: Delete) -> AgentDeleted:
     return AgentDeleted(agent.name, deleted=True, cancelled_runs=stopped, home=kept)
 
 
-# --- what the handlers have in common ---
+# --- shared by the handlers ---
 
 
 def find_agent(conn: sa.Connection, caller: Principal, name: str, *, to_change: bool = False) -> Agent:
-    """Someone of the staff. For an agent there is only itself; a boss among them may change the others."""
+    """Return an agent by name. Agents find only themselves; an agent with level boss may change the others."""
     agent = agents.find(conn, name)
     outranks = to_change and caller.level is PermissionLevel.BOSS
     hidden = (
@@ -428,7 +432,7 @@ def put_agent(page: Page, agent: Agent, caller: Principal) -> Agent:
 
 
 def _model_of(desk: Desk, agent: Agent) -> str:
-    """The one it would ask first; as it is written where there is none such."""
+    """Return the model that the agent would use first, or its setting unchanged if it cannot be resolved."""
     try:
         return str(desk.catalog().own_model(agent)) if desk.catalog is not None else agent.model
     except RetinueError:
@@ -452,7 +456,7 @@ def _may_become(caller: Principal, old: Agent, new: Agent) -> None:
 
 
 def as_if_set(agent: Agent, *, changes: Mapping[str, Any]) -> Agent:
-    """What `agent.set` would make of it."""
+    """Return the agent as `agent.set` would change it."""
     try:
         asked = msgspec.convert({**changes, "name": agent.name}, Set)
     except msgspec.ValidationError as error:
@@ -466,12 +470,12 @@ def as_if_set(agent: Agent, *, changes: Mapping[str, Any]) -> Agent:
 
 
 def runners_known(desk: Desk) -> frozenset[str]:
-    """What an agent can be given as its runner: one that is not here yet, too, if the house knows it by name."""
+    """Return the runners that an agent may be set to, including known ones that are not available yet."""
     return RUNNERS.union(desk.plugins.runners() if desk.plugins is not None else ())
 
 
 def _given(asked: Fields, runners: frozenset[str] = RUNNERS) -> dict[str, Any]:
-    """What was said of an agent's fields, as it is kept. All that is wrong with it is told at once."""
+    """Return the given fields as stored values. Raises one error that names all invalid fields."""
     given: dict[str, Any] = {}
     wrong: dict[str, str] = {}
     for name in FIELDS:
@@ -496,7 +500,7 @@ def _given(asked: Fields, runners: frozenset[str] = RUNNERS) -> dict[str, Any]:
 
 
 def _said(asked: Fields, name: str) -> Any:
-    """What was said of one field. A model and its fallbacks can be said in one."""
+    """Return the given value of one field. `model` can carry the fallbacks too."""
     model = asked.model
     if not isinstance(model, ModelGiven) or name not in ("model", "fallbacks"):
         return getattr(asked, name)
@@ -513,7 +517,7 @@ def _said(asked: Fields, name: str) -> Any:
 
 
 def _check_whole(agent: Agent) -> None:
-    """Fields that need each other."""
+    """Check fields that depend on each other."""
     elsewhere = agent.runner == "external"
     if elsewhere and not agent.external.url:
         raise Unfit(
@@ -534,7 +538,7 @@ def _check_whole(agent: Agent) -> None:
 
 
 def _check_effort(desk: Desk, agent: Agent) -> None:
-    """A level that the agent's model is known not to take is said at once, and not at its next run."""
+    """Reject now, not at the next run, an effort that the agent's model is known not to support."""
     if desk.catalog is None or agent.effort is None or agent.runner != "loop":
         return
     catalog = desk.catalog()
@@ -543,7 +547,7 @@ def _check_effort(desk: Desk, agent: Agent) -> None:
 
 
 def _unfit(name: str, value: Any) -> str | None:
-    """What is wrong with one field, or nothing."""
+    """Return what is wrong with the value of one field, or None."""
     if isinstance(value, tuple):
         rules = cast(tuple[str, ...], value)
         return _unfit_rules(rules) or _unfit_each(name, rules)
@@ -555,7 +559,7 @@ def _unfit(name: str, value: Any) -> str | None:
 
 
 def check_text(name: str, words: str) -> None:
-    """Raises what is wrong with one text of a definition."""
+    """Raise if a text field of a definition is invalid."""
     if (unfit := _unfit_words(name, words)) is not None:
         raise Unfit(
             f"{name} cannot be this",

@@ -1,4 +1,4 @@
-"""What holds for an agent where several may say it: the agent itself, then the house, then what is built in. Pure."""
+"""Resolve an agent's effective settings: its own value, else the instance's, else the built-in default. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SaidBy(StrEnum):
 
 
 class InForce(msgspec.Struct, frozen=True):
-    """A value that holds, and who says so. `key` is the setting that says it, or would."""
+    """An effective value and its source. `key` is the setting that sets it, or would set it."""
 
     value: Any
     by: SaidBy
@@ -34,7 +34,10 @@ class InForce(msgspec.Struct, frozen=True):
 
 
 def in_force(agent: Agent, settings: Settings, home: Path, *, model: str) -> dict[str, InForce]:
-    """By the names that fields have in `agent.set`. `home` is the agent's, `model` the one it would ask first."""
+    """Return the effective settings, keyed by their field names in `agent.set`.
+
+    `agent_dir` is the agent directory. `model` is the model that the agent would use first.
+    """
     return dict(_each(agent, settings, home, model))
 
 
@@ -65,7 +68,7 @@ def _each(agent: Agent, settings: Settings, home: Path, model: str) -> Iterator[
 
 
 def _by_defaults(defaults: Defaults, name: str) -> tuple[SaidBy, str]:
-    """Who says what the agent does not: a word of the house's that is as it is built in counts as none."""
+    """Return source and key of a default. An instance setting equal to the built-in value counts as built-in."""
     house, built_in = defaults, PLAIN
     for part in name.split("."):
         house, built_in = getattr(house, part), getattr(built_in, part)
@@ -73,7 +76,7 @@ def _by_defaults(defaults: Defaults, name: str) -> tuple[SaidBy, str]:
 
 
 def _of_reset(agent: Agent, house: HouseReset) -> Iterator[tuple[str, InForce]]:
-    """Where nothing is said for the kind of conversation or its connector."""
+    """Yield the reset rules that apply unless the session kind or the connector has its own."""
     holds = agent.reset.over(house)
     for each in fields(ResetRules):
         own, said = getattr(agent.reset, each.name), getattr(house, each.name)
@@ -92,7 +95,7 @@ def _of_heartbeat(agent: Agent, house: HeartbeatRules) -> Iterator[tuple[str, In
 
 
 def _of_sandbox(agent: Agent, house: SandboxSettings) -> Iterator[tuple[str, InForce]]:
-    """An agent's own word holds where it is the stricter one; where both say the same, it is the house's."""
+    """Yield the sandbox settings. A stricter value of the agent wins; an equal one counts as the instance's."""
     holds, plain = sandbox_of(house, agent), SandboxSettings()
     for each in fields(SandboxRules):
         within = hasattr(house, each.name)

@@ -1,4 +1,4 @@
-"""Agents that an agent takes on for good: by name or id, with its own bounds, at work inside its own workspace."""
+"""Operation and tool with which an agent creates permanent agents, with its own limits and inside its workspace."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ TOOL = "create_permanent_agent"
 
 
 class Permanent(msgspec.Struct, forbid_unknown_fields=True):
-    """`agent_id` is the agent's name as addresses have it; left out, it is made of `name`, which people read.
+    """`agent_id` is the agent's name in addresses; by default it is derived from `name`, the display name.
 
-    `workspace_dir` lies in the workspace of whoever asks; left out, it is a folder of its own there.
+    `workspace_dir` is inside the workspace of the calling agent; by default it is a new directory there.
     """
 
     name: str
@@ -56,7 +56,10 @@ class PermanentAgent(msgspec.Struct, frozen=True):
 
 
 async def make(desk: Desk, caller: Principal, asked: Permanent) -> PermanentAgent:
-    """Take one on, or change one that was taken on so, by whoever did. It gets no more than they have themselves."""
+    """Create a permanent agent, or change one that the caller created.
+
+    The new agent gets no more rights than the caller has.
+    """
     name = _id_of(asked)
     _check_texts(asked)
     now = desk.clock.now()
@@ -127,9 +130,10 @@ def _maker(conn: sa.Connection, caller: Principal) -> Agent:
 
 
 def _check_maker(conn: sa.Connection, there: Agent, caller: Principal) -> None:
-    """An agent changes those that it took on itself and nobody has changed since; a boss among them changes everyone.
+    """Raise unless the caller made both the first and the latest version, or has level boss.
 
-    The last change counts as well as the first: whoever was let go, and taken on again by the owner, is the owner's.
+    The latest version counts too: an agent that was deleted and registered again by the owner belongs
+    to the owner.
     """
     versions = (agents.version(conn, there.name, number) for number in (1, there.version))
     if caller.level is PermissionLevel.BOSS or all(
@@ -145,7 +149,7 @@ def _check_maker(conn: sa.Connection, there: Agent, caller: Principal) -> None:
 
 
 def _new(maker: Agent, name: str, asked: Permanent, workspace: str) -> Agent:
-    """With its maker's bounds: whoever is told what to do by it can do no more than it can."""
+    """Return a new agent with its creator's limits, so that the creator cannot gain rights through it."""
     return replace(
         maker,
         name=name,
@@ -173,12 +177,12 @@ def _changed(there: Agent, asked: Permanent, workspace: str) -> Agent:
 
 
 async def _workspace(desk: Desk, maker: Agent, name: str, wanted: str) -> str:
-    """Inside the maker's workspace, by its real path: a link there may lead anywhere."""
+    """Return the real path of the workspace, which must be inside the creator's. A link could lead anywhere."""
     home = home_of(desk.home, maker.name)
     path = PurePosixPath(wanted or f"{STAFF_FOLDER}/{name}")
     main = Path(await asyncio.to_thread(os.path.realpath, desk.defaults.workspace_of(maker, home)))
     found = Path(await asyncio.to_thread(os.path.realpath, main / path))
-    own = main / STAFF_FOLDER  # what else is there is its agent's alone
+    own = main / STAFF_FOLDER  # the rest of the workspace belongs to the creator alone
     if ".." in path.parts or found == own or not found.is_relative_to(own):
         raise Invalid(
             f"'{wanted[:200]}' cannot be its workspace",
@@ -190,7 +194,7 @@ async def _workspace(desk: Desk, maker: Agent, name: str, wanted: str) -> str:
 
 
 class CreatePermanentAgent(OperationTool):
-    """The operation as a tool, by the name it has elsewhere. A person is asked, unless it was granted."""
+    """The operation as a tool, under its established name. It needs an approval, unless granted."""
 
     def __init__(self, desk: Callable[[], Desk]) -> None:
         super().__init__(PERMANENT, desk)

@@ -1,4 +1,4 @@
-"""Looking at questions that agents have put to people: those that wait, and what became of the others."""
+"""Operation that lists approvals, open or decided."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ LISTED_MIN, LISTED_MAX = 1, 50
 
 
 class ApprovalShown(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
-    """A question. `to_reach` is what its calls reach for and nobody has granted; `would_grant` what a yes for longer
-    than once grants, or what was asked for where there are no calls. Where it is empty, a yes is for once.
+    """One approval.
 
-    `asked_of` was asked; the owner may answer too. `scopes` are for how long you may say yes: none, if not at all.
-    `words` were said with the decision, and told to the agent.
+    `to_reach` lists the permissions that its calls need and do not have yet. `would_grant` lists what a
+    lasting yes grants, or what was requested if there are no calls; if it is empty, a yes counts once.
+
+    `asked_of` are the people asked; the owner may answer too. `scopes` are the grant scopes that you may
+    choose; it is empty if you may not decide. `words` is the comment on the decision, passed to the
+    agent.
     """
 
     id: ApprovalId
@@ -55,7 +58,7 @@ class ApprovalShown(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
 
 
 class List(msgspec.Struct, forbid_unknown_fields=True):
-    """Newest first. `cursor` is the `next` of the page before."""
+    """Newest first. `cursor` is the `next` of the previous page."""
 
     past: Annotated[bool, msgspec.Meta(description="those that are no longer open")] = False
     limit: int = 20
@@ -63,7 +66,7 @@ class List(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ApprovalsListed(msgspec.Struct, frozen=True):
-    """`next` is the cursor of the page after this one, which may have none that you see."""
+    """One page. `next` is the cursor of the next page, which may be empty for you."""
 
     approvals: list[ApprovalShown]
     next: str | None
@@ -84,7 +87,7 @@ async def listing(desk: Desk, caller: Principal, asked: List) -> ApprovalsListed
 
 
 def waiting(desk: Desk, conn: sa.Connection, caller: Principal) -> list[ApprovalShown]:
-    """What waits for an answer, the oldest first."""
+    """Return the open approvals, oldest first."""
     found = approvals.listed(conn, limit=WAITING_SHOWN_MAX, seen_by=caller)
     return [_shown(desk, conn, caller, approval) for approval in found]
 
@@ -116,7 +119,7 @@ def _shown(desk: Desk, conn: sa.Connection, caller: Principal, approval: Approva
 
 
 def _scopes(caller: Principal, approval: Approval) -> list[GrantScope]:
-    """For how long a yes of theirs would be good. A permission that was asked for by itself is never for once."""
+    """Return the grant scopes that the caller may choose. A permission requested without a call is never for once."""
     if approval.state is not ApprovalState.OPEN:
         return []
     offered = [scope for scope in GrantScope if approval.calls or scope is not GrantScope.ONCE]

@@ -1,4 +1,4 @@
-"""What one can ask about questionnaires: the questions an agent put to a person, and the answers it waits for."""
+"""Operations on questionnaires: list, show, submit and cancel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from retinue.store.core.transaction import Page
 from retinue.store.runs import questionnaires
 
 LISTED_MAX = 50
-SENT_AT_ONCE_MAX = 100  # answers in one submit, before they are looked at
+SENT_AT_ONCE_MAX = 100  # answers in one request, checked before validation
 
 Said = str | int | float | bool | list[str] | None
 Meta = msgspec.Meta
@@ -56,7 +56,7 @@ class FieldShown(msgspec.Struct, frozen=True):
 
 
 class QuestionnaireShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """`untrusted`: the agent had read words from outside when it wrote these."""
+    """One questionnaire. `untrusted`: the agent had read untrusted text when it wrote the questions."""
 
     id: str
     short: str
@@ -75,14 +75,14 @@ class QuestionnaireShown(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class QuestionnairesListed(msgspec.Struct, frozen=True):
-    """`next` is the `before` of the page after this one."""
+    """One page. `next` is the `before` of the next page."""
 
     questionnaires: list[QuestionnaireShown]
     next: str | None
 
 
 class QuestionnaireSubmitted(msgspec.Struct, frozen=True):
-    """`envelope` carries the answers to the agent."""
+    """`envelope` is the envelope that carries the answers to the agent."""
 
     id: str
     envelope: str
@@ -114,7 +114,7 @@ async def show_one(desk: Desk, caller: Principal, asked: ById) -> QuestionnaireS
 
 
 async def submit(desk: Desk, caller: Principal, asked: Submit) -> QuestionnaireSubmitted:
-    """The answers are kept and sent to the agent in one commit. What does not fit changes nothing."""
+    """Store the answers and send them to the agent, in one commit. Invalid answers change nothing."""
 
     def body(conn: sa.Connection) -> tuple[QuestionnaireSubmitted, tuple[Wake, ...]]:
         page = Page(conn, to_ms(desk.clock.now()))
@@ -131,7 +131,7 @@ async def submit(desk: Desk, caller: Principal, asked: Submit) -> QuestionnaireS
 
 
 async def cancel(desk: Desk, caller: Principal, asked: ById) -> QuestionnaireCancelled:
-    """Nobody will answer it. The agent is not told: it has gone on without."""
+    """Close a questionnaire unanswered. The agent is not notified: it did not wait for the answers."""
 
     def body(conn: sa.Connection) -> Questionnaire:
         page = Page(conn, to_ms(desk.clock.now()))
@@ -145,7 +145,7 @@ async def cancel(desk: Desk, caller: Principal, asked: ById) -> QuestionnaireCan
 
 
 def _to_answer(conn: sa.Connection, desk: Desk, caller: Principal, text: str) -> Questionnaire:
-    """An open one that is the caller's to answer."""
+    """Return an open questionnaire that the caller may answer."""
     found = _one(conn, caller, text)
     check_answerable(found, caller, desk.clock.now())
     return found

@@ -1,4 +1,4 @@
-"""What one can ask of the audit: what was decided and done, whether all of it still stands, and a copy to keep."""
+"""Operations on the audit log: list, verify and export, and the job that anchors its hash chains hourly."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 ANCHOR_EVERY_S = 3_600.0
 LISTED_SHOWN, LISTED_MAX = 50, 1_000
-EXPORTED_MAX = 20_000  # lines in one answer
+EXPORTED_MAX = 20_000  # entries per response
 ANCHORS_GIVEN_MAX = 100
 LOG_FILES_MAX = 100
-LOG_BYTES_MAX = 64 * 1024 * 1024  # of all log files together
+LOG_BYTES_MAX = 64 * 1024 * 1024  # over all log files
 HOUSE_NAME = "house"
 ANCHORED = "audit anchored"
 
@@ -65,7 +65,7 @@ class Export(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AuditShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """One line. `session` is empty in the house's own chain."""
+    """One audit entry. `session` is empty in the instance's own chain."""
 
     at: str
     kind: str
@@ -82,7 +82,7 @@ class AuditShown(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class AuditListed(msgspec.Struct, frozen=True):
-    """`next` is what `before` takes for the page after this one."""
+    """One page. `next` is the `before` of the next page."""
 
     audit: list[AuditShown]
     next: str | None
@@ -95,7 +95,7 @@ class FlawShown(msgspec.Struct, frozen=True):
 
 
 class AuditVerified(msgspec.Struct, frozen=True):
-    """`lines` says it all to people."""
+    """Result of a verification. `lines` is the report as text."""
 
     holds: bool
     checked: int
@@ -106,8 +106,7 @@ class AuditVerified(msgspec.Struct, frozen=True):
 
 
 class AuditExported(msgspec.Struct, frozen=True):
-    """`lines` are JSON: what is in it, then one for each line and each anchor. `next` is what `after` takes for the
-    rest."""
+    """`lines` are JSON: a header, then one line per entry and per anchor. `next` is the `after` of the next part."""
 
     lines: list[str]
     next: str | None
@@ -168,7 +167,7 @@ async def verify(desk: Desk, caller: Principal, asked: Verify) -> AuditVerified:
 
 
 async def export(desk: Desk, caller: Principal, asked: Export) -> AuditExported:
-    """Chain by chain, each part with its anchors. `examples/verify_audit.py` checks it without us."""
+    """Export the audit log chain by chain, with anchors. `examples/verify_audit.py` verifies it offline."""
     _refuse_unless(1 <= asked.limit <= EXPORTED_MAX, f"one part has 1 to {EXPORTED_MAX:,} lines", "limit")
     after = _after(asked.after)
 
@@ -187,7 +186,7 @@ async def export(desk: Desk, caller: Principal, asked: Export) -> AuditExported:
         cursor = f"{end[0] or HOUSE_NAME}-{end[1]}"
         return AuditExported(lines=[*lines, canonical({"cut": {"after": cursor}})], next=cursor)
 
-    return await desk.store.scan(body)  # beside the loop: there may be many lines
+    return await desk.store.scan(body)  # in a thread: there may be many entries
 
 
 def _chain(conn: sa.Connection, caller: Principal, text: str) -> str | None:
@@ -260,7 +259,7 @@ def _refuse_unless(fits: bool, because: str, name: str) -> None:
 
 
 async def anchor_forever(desk: Desk) -> None:
-    """Once an hour, write down where the chains stand: in the store, and in the log, which is not in the store."""
+    """Record the ends of the chains every hour: in the store, and in the log, which is outside the store."""
     while True:
         await anchor_now(desk)
         await desk.clock.sleep(ANCHOR_EVERY_S)
@@ -269,7 +268,7 @@ async def anchor_forever(desk: Desk) -> None:
 async def anchor_now(desk: Desk) -> Anchor | None:
     try:
         made = await desk.store.write(partial(audit.anchor, now_ms=to_ms(desk.clock.now())), point="anchor")
-    except RetinueError as error:  # a full disk, say: the next hour anchors all the more
+    except RetinueError as error:  # for example a full disk; the next anchor covers this hour too
         log.warning("audit not anchored", extra={"code": error.code})
         return None
     if made is not None:
@@ -278,7 +277,7 @@ async def anchor_now(desk: Desk) -> Anchor | None:
 
 
 def anchors_in_log(folder: Path) -> list[Anchor]:
-    """Those that log files of the house tell of, as far as they are kept."""
+    """Return the anchors found in the server's log files, as far back as these are kept."""
     found: dict[str, Anchor] = {}
     room = LOG_BYTES_MAX
     for path in sorted(folder.glob("retinue.log*"))[:LOG_FILES_MAX]:

@@ -1,4 +1,4 @@
-"""What one can ask about the house's settings, and about the staff that its file declares."""
+"""Operations on the settings file: show, check, patch, reload, apply its agents and people, and export."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ FILE_BYTES_MAX = 1_000_000
 
 
 class Check(msgspec.Struct, forbid_unknown_fields=True):
-    """Without a text, the file that is there is checked."""
+    """The text to check. By default, the current settings file is checked."""
 
     text: str | None = None
 
 
 class Patch(msgspec.Struct, forbid_unknown_fields=True):
-    """`changes` is merged into the file: tables deeply, lists of tables by id or name, null takes a key out."""
+    """`changes` is merged into the file: tables recursively, lists of tables by id or name; null removes a key."""
 
     changes: dict[str, Any]
     expected_hash: str
 
 
 class Apply(msgspec.Struct, forbid_unknown_fields=True):
-    """`take` = "file" overwrites what was changed elsewhere since. `dry_run` shows and stores nothing.
+    """`take` = "file" overwrites later changes made elsewhere. `dry_run` shows the plan and stores nothing.
 
-    `reset` also stops and clears every run, and gives each agent a new token in place of all it had.
+    `reset` also stops and clears every run, revokes all tokens of agents and gives each agent a new one.
     """
 
     dry_run: bool = False
@@ -98,7 +98,7 @@ class ValueChanged(msgspec.Struct, frozen=True, rename={"was": "from", "becomes"
 
 
 class StepPlanned(msgspec.Struct, frozen=True):
-    """What is done, or would be, about one agent, person or schedule."""
+    """What apply does, or would do, to one agent, person, schedule or binding."""
 
     name: str
     step: Step
@@ -107,7 +107,7 @@ class StepPlanned(msgspec.Struct, frozen=True):
 
 
 class ConfigApplied(msgspec.Struct, frozen=True, rename="kebab"):
-    """`tokens` of people who were added by name, and after a reset of agents: shown once, and not in a dry run."""
+    """`tokens` are those of added people and, after a reset, of agents: shown once, and not in a dry run."""
 
     dry_run: bool
     agents: list[StepPlanned]
@@ -155,8 +155,8 @@ async def check(desk: Desk, caller: Principal, asked: Check) -> ConfigChecked:
 
 
 async def patch(desk: Desk, caller: Principal, asked: Patch) -> ConfigChanged:
-    """Change the file, comments and all kept, and take up what takes effect at once."""
-    from retinue.config.file_writer import change_file  # brings tomlkit, which most houses never need
+    """Change the settings file, keep its comments, and apply the changes that need no restart."""
+    from retinue.config.file_writer import change_file  # lazy: imports tomlkit, which most servers never need
 
     keeper = desk.keeper()
     await asyncio.to_thread(change_file, keeper.environment, asked.changes, expected_hash=asked.expected_hash)
@@ -174,7 +174,7 @@ async def read_again(desk: Desk, caller: Principal, asked: Nothing) -> ConfigCha
 
 
 async def apply(desk: Desk, caller: Principal, asked: Apply) -> ConfigApplied:
-    """Make the staff what the file says: all of it in one commit, or nothing."""
+    """Apply the agents, people, schedules and bindings of the file, in one commit."""
     if asked.take not in ("", FILE):
         raise Invalid(
             f"'{asked.take[:40]}' cannot be taken",
@@ -259,7 +259,7 @@ async def apply(desk: Desk, caller: Principal, asked: Apply) -> ConfigApplied:
 
 
 def _check_runners(desk: Desk, declared: Sequence[Agent]) -> None:
-    """A runner of a plug-in is only known once that is loaded, so the file's reader leaves it to us."""
+    """Check runner names here: those of plugins are known only once these are loaded, not when the file is parsed."""
     known = runners_known(desk)
     for agent in declared:
         if agent.runner not in known:
@@ -282,7 +282,7 @@ class Applied(Struct, frozen=True):
 
 
 def _stop_all(page: Page, *, by: str) -> Cancelled:
-    """End every open run of the house. Mail that waits is left alone: it is worked by whoever is on the staff then."""
+    """Cancel every open run. Waiting envelopes stay and are processed by the agents that exist afterwards."""
     done = [cancel_in(page, session, by=by, why="the house was reset") for session in runs.open_sessions(page.conn)]
     return Cancelled(
         runs=tuple(run for each in done for run in each.runs),
@@ -293,7 +293,7 @@ def _stop_all(page: Page, *, by: str) -> Cancelled:
 
 
 async def show_export(desk: Desk, caller: Principal, asked: Nothing) -> ConfigExported:
-    """The staff as a settings file, to be kept or applied elsewhere. No token is in it."""
+    """Export agents and people as a settings file, for backup or for another instance. It has no tokens."""
     from retinue.config.declarations_export import export
 
     found = await desk.store.scan(lambda conn: (agents.everyone(conn), people.everyone(conn)))

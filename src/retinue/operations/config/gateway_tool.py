@@ -1,4 +1,4 @@
-"""`gateway`: the house itself, in the hand of an agent that works for the owner. Operations do the work."""
+"""The `gateway` tool: server status and settings, for runs on behalf of the owner."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from retinue.operations.base import Desk, Operation, perform
 from retinue.operations.operation_tools import ask_owner
 from retinue.tools.base import Scene, ToolFailed, as_tool_failed, schema_of
 
-PATHS_SHOWN_MAX = 20  # of a change, where it is asked about
+PATHS_SHOWN_MAX = 20  # paths of a change named in the approval
 PATH_CHARS_MAX = 100
 
 _encode = msgspec.json.Encoder().encode
 
-# What each action asks of the house. Settings are patched, never replaced: nothing that was not named is lost.
+# The operation of each action. Settings are patched, never replaced: keys that are not named are kept.
 ACTIONS: Mapping[str, str] = {
     "status": "house.status",
     "doctor": "house.doctor",
@@ -44,7 +44,7 @@ class GatewayArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Gateway(Struct, frozen=True):
-    """For runs that work for the owner, and for no other: with their rights, not the agent's."""
+    """For runs on behalf of the owner only. It acts with the owner's rights, not the agent's."""
 
     desk: Callable[[], Desk]
     operations: Mapping[str, Operation]
@@ -60,8 +60,10 @@ class Gateway(Struct, frozen=True):
     )
 
     def confirm(self, arguments: GatewayArguments, scene: Scene) -> Decision | None:
-        """Settings say what agents may do. So each change is put to the owner, however far the words are trusted that
-        led to it: an instruction file may have been written by someone else."""
+        """Ask the owner about every change, because settings decide what agents may do.
+
+        Trusted context does not exempt it: an instruction file may have been written by someone else.
+        """
         match arguments.action:
             case "config_patch":
                 changes = arguments.parameters.get("changes")
@@ -90,7 +92,7 @@ class Gateway(Struct, frozen=True):
 
 
 def _named(changes: object) -> str:
-    """The settings that a patch names, as dotted paths: `: sandbox.mode, tools.exec.ask`. No values."""
+    """Return the dotted paths that a patch changes, without values: `: sandbox.mode, tools.exec.ask`."""
     paths = sorted(_paths(changes, ""))
     shown = ", ".join(path[:PATH_CHARS_MAX] for path in paths[:PATHS_SHOWN_MAX])
     more = f" and {len(paths) - PATHS_SHOWN_MAX} more" if len(paths) > PATHS_SHOWN_MAX else ""

@@ -1,4 +1,4 @@
-"""What was changed and waits for a restart: written down, and told where it was asked for once the restart has come."""
+"""Record settings changes that wait for a restart, and report them in their session after the restart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILE_NAME = "waiting-for-restart.json"
 
 
 class Waiting(msgspec.Struct):
-    """Which settings, and the agent and session in which someone will want to hear that they are in effect."""
+    """The changed settings, and the agent and session to notify once they are in effect."""
 
     paths: list[str]
     agent: str
@@ -31,14 +31,15 @@ class Waiting(msgspec.Struct):
 
 
 def write_down(home: Path, paths: Sequence[str], *, agent: str, session: str) -> None:
-    """In a file, for it must outlive the house that the change is about. The last one to change something is told."""
+    """Save the changes in a file, so that they survive the restart. Only the session of the last change is notified."""
     put_private(home / FILE_NAME, msgspec.json.encode(Waiting(list(paths), agent, session)))
 
 
 async def tell(home: Path, post: Post, ids: Ids) -> None:
-    """Once: the envelope's key comes from the note, and the note goes when it is accepted, or when nobody waits for it.
+    """Send the notification, once.
 
-    Where the store cannot take it now, the note stays for the next start.
+    The idempotency key is derived from the file. The file is deleted when the envelope is accepted, or
+    when its session or agent is gone. If the store fails, it stays for the next start.
     """
     file = home / FILE_NAME
     try:
@@ -54,13 +55,13 @@ async def tell(home: Path, post: Post, ids: Ids) -> None:
         source="house",
         key=f"restart/{hashlib.sha256(text).hexdigest()[:32]}/{file.stat().st_mtime_ns}",
         kind=Kind.SYSTEM,
-        silent=True,  # written down for the next turn: nobody's model is asked for it
+        silent=True,  # stored for the next turn; starts no run
         trust=Trust.PRIVATE,
     )
     try:
         await post.post(draft)
     except NotFound:
-        log.info("restart told to nobody", extra={"session": waiting.session})  # it, or its agent, is no longer here
+        log.info("restart told to nobody", extra={"session": waiting.session})  # the session or its agent is gone
     except StoreError as error:
         log.warning("restart not told", extra={"code": error.code})
         return

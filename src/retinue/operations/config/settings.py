@@ -1,4 +1,4 @@
-"""The settings file as a form, and what a change of it would do before it is made."""
+"""Operations behind the settings form: list all settings with their values, and preview a change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHERWISE = "make this change with an editor, then read the file again"
 
 
 class Preview(msgspec.Struct, forbid_unknown_fields=True):
-    """Of `changes` as for config.patch, or of a whole new `text`. Without either, the file as it is."""
+    """Preview `changes` as for config.patch, or a complete new `text`. Without either, the current file."""
 
     changes: Annotated[
         dict[str, Any] | None, msgspec.Meta(description="what config.patch would be asked to merge in")
@@ -31,7 +31,7 @@ class Preview(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SettingShown(msgspec.Struct, frozen=True, rename={"origin": "from"}):
-    """One setting. `place` is where its value is written; `waiting` until the house is opened again."""
+    """One setting. `place` is where its value is set. `waiting`: it takes effect after a restart."""
 
     path: list[str]
     says: str
@@ -55,7 +55,7 @@ class SectionShown(msgspec.Struct, frozen=True):
 
 
 class FaultShown(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """`path` is empty, and `line` null, where it is about no key of the file."""
+    """One error in the file. `path` is empty and `line` null if it concerns no key."""
 
     path: str
     sentence: str
@@ -66,7 +66,7 @@ class FaultShown(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
 
 
 class ConfigFields(msgspec.Struct, frozen=True, rename="kebab"):
-    """As the file is now. `faults` are what keeps it from being used: until then the house goes by what it read."""
+    """The file on disk. With `faults` it is not used: the server keeps the settings it read before."""
 
     file: str
     hash: str
@@ -76,7 +76,7 @@ class ConfigFields(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class ConfigPreview(msgspec.Struct, frozen=True):
-    """The file `old` and `new`, and `patch`: what makes the one of the other by config.patch, with `hash`."""
+    """The file before and after. `patch` and `hash` are what config.patch needs to make this change."""
 
     old: str
     new: str
@@ -127,7 +127,7 @@ def _look_ahead(keeper: Keeper, asked: Preview, desk: Desk) -> Ahead:
     import tomllib
 
     from retinue.config.file_writer import text_of
-    from retinue.config.toml_patch import patch as patched  # bring tomlkit, which most houses never need
+    from retinue.config.toml_patch import patch as patched  # lazy: tomlkit, which most servers never need
 
     old = text_of(keeper.current.file)
     wanted = asked.changes or {}
@@ -159,14 +159,14 @@ def _tables(text: str) -> dict[str, Any]:
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """What `config.patch` merges into the one to have the other: null where a key goes."""
+    """Return the changes that `config.patch` must merge into `old` to get `new`: null removes a key."""
     found: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
         before: Any = old.get(key)
         if isinstance(before, Mapping) and isinstance(value, Mapping):
             if inner := changes_between(cast("Mapping[str, Any]", before), cast("Mapping[str, Any]", value)):
                 found[key] = inner
-        elif key not in old or repr(cast(Any, before)) != repr(value):  # 1, 1.0 and true are three things
+        elif key not in old or repr(cast(Any, before)) != repr(value):  # 1, 1.0 and true differ
             found[key] = value
     return found
 

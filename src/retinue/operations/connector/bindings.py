@@ -1,4 +1,4 @@
-"""What one can ask about bindings: which agent answers where."""
+"""Operations on bindings: which agent answers in which channel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Meta = msgspec.Meta
 
 
 class Set(msgspec.Struct, forbid_unknown_fields=True):
-    """What is left out is not asked for: without an account, it is for every account of the connector."""
+    """Omitted fields match everything: without an account, the binding applies to every account of the connector."""
 
     agent: Annotated[str, Meta(description="who answers there, by name")]
     connector: Annotated[str, Meta(description="a connector by name, or a kind such as telegram for all of that kind")]
@@ -43,7 +43,7 @@ class One(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BindingShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """What is empty is not asked for."""
+    """One binding. Empty fields match everything."""
 
     id: str
     agent: str
@@ -63,7 +63,7 @@ class BindingsListed(msgspec.Struct, frozen=True):
 
 
 class BindingSet(msgspec.Struct, frozen=True):
-    """`replaced` are those that it took the place of."""
+    """`replaced` lists the bindings that it replaced."""
 
     binding: BindingShown
     replaced: list[BindingShown]
@@ -79,7 +79,7 @@ async def listed(desk: Desk, caller: Principal, asked: Nothing) -> BindingsListe
 
 
 async def set_(desk: Desk, caller: Principal, asked: Set) -> BindingSet:
-    """In one commit: no message falls between the old one and the new one."""
+    """Set a binding and remove those it replaces, in one commit, so every message finds one of them."""
     match = _match(asked)
     binding = Binding(
         id=desk.ids.new(), agent=asked.agent, also=tuple(asked.also), match=match, made_by=str(caller.address)

@@ -1,4 +1,4 @@
-"""For the doctor: whether the lines to the outside hold, whether somebody answers there, and whether it is closed."""
+"""Doctor check of connectors: their health, their bindings and their access rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from retinue.store.channels import bindings, poison_messages
 
 
 class DoorFacts(Struct, frozen=True, kw_only=True):
-    """`lines` is None where the house is closed: then nobody can say how they fare."""
+    """Facts about connectors. `health` is None if the server is stopped."""
 
     connectors: tuple[tuple[str, ConnectorSettings], ...]
     lines: tuple[LineHealth, ...] | None
@@ -79,7 +79,10 @@ def _open_to_everyone(name: str, settings: ConnectorSettings) -> Iterator[Found]
 
 
 def _nobody_answers(facts: DoorFacts) -> Iterator[Found]:
-    """An agent that was let go leaves no binding behind; one that was never hired may be named in `also` alone."""
+    """Yield bindings to missing agents or connectors.
+
+    Deleting an agent removes its bindings, so a missing agent can only be named in `also`.
+    """
     places = {name for name, _ in facts.connectors} | {settings.kind for _, settings in facts.connectors}
     places |= {line.instance for line in facts.lines or ()}
     for binding in facts.bindings:

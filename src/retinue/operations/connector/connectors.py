@@ -1,7 +1,7 @@
-"""What one can ask about connectors: how their lines fare, what kinds there are, and to have one more or one less.
+"""Operations on connectors: list, show, test, add, remove, enable and disable, and the available platforms.
 
-The settings file is the truth of which there are: what is added or removed here is written there, and taken up at once.
-A secret is written to a file of its own, never to the settings.
+The settings file is the source of truth: changes are written there and take effect at once. Each secret
+is written to a separate file, never to the settings file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class One(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Add(msgspec.Struct, forbid_unknown_fields=True):
-    """`secrets` are written to files of the house, and named by the settings."""
+    """`secrets` are written to files in the data directory, and the settings refer to these."""
 
     kind: Annotated[str, Meta(description="what it speaks, such as telegram: see connector kinds")]
     name: Annotated[str, Meta(description="what to call it here; left out, as its kind")] = ""
@@ -67,7 +67,7 @@ class ConnectorShown(
         "in_groups": "in-groups",
     },
 ):
-    """How a line fares. `breaks` are those in a row; `dm` and `in_groups` say who may talk there."""
+    """Status of a connector. `breaks` counts failures in a row; `dm` and `in_groups` are its access rules."""
 
     name: str
     kind: str
@@ -88,7 +88,7 @@ class ConnectorsListed(msgspec.Struct, frozen=True):
 
 
 class ConnectorRead(msgspec.Struct, frozen=True):
-    """`settings` name where a secret is, and never what it is."""
+    """One connector. `settings` contain the locations of secrets, never their values."""
 
     connector: ConnectorShown
     settings: dict[str, Any]
@@ -109,14 +109,14 @@ class KindShown(msgspec.Struct, frozen=True):
 
 
 class KindsListed(msgspec.Struct, frozen=True):
-    """`absent` are kinds that are known from elsewhere and not here, each with the reason."""
+    """`absent` maps known platforms that are not supported to the reason."""
 
     kinds: list[KindShown]
     absent: dict[str, str]
 
 
 class ConnectorTested(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """`account` is who we are there."""
+    """Result of a sign-in test. `account` is our account on the platform."""
 
     name: str
     ok: bool
@@ -159,7 +159,7 @@ async def kinds(desk: Desk, caller: Principal, asked: Nothing) -> KindsListed:
         try:
             found.append(_kind_form(known.find(name)))
         except RetinueError:
-            continue  # one that cannot be brought in is none that can be chosen; `connector add` says why
+            continue  # cannot be imported, so it cannot be chosen; `connector add` says why
     return KindsListed(found, dict(ABSENT))
 
 
@@ -194,7 +194,7 @@ async def add(desk: Desk, caller: Principal, asked: Add) -> ConnectorAdded:
 
 
 async def remove(desk: Desk, caller: Principal, asked: One) -> ConnectorRemoved:
-    """What it was told in the settings goes, with the files that were made for its secrets and its own words."""
+    """Remove a connector: its settings, the secret files created for it and its stored state."""
     settings = _whole(desk, asked.name, _held(desk, asked.name))
     await _write(desk, {"connectors": {asked.name: None}})
     for file in _own_files(desk, settings):
@@ -225,7 +225,7 @@ def _all(desk: Desk) -> Mapping[str, ConnectorSettings]:
 
 
 def _whole(desk: Desk, name: str, settings: ConnectorSettings) -> ConnectorSettings:
-    """With the keys of its kind read, where that can be: a plug-in's kind is known only while the plug-in is here."""
+    """Return the settings with the platform's keys parsed, if the platform is known (its plugin is loaded)."""
     try:
         return settled(board_of(desk).kind(settings.kind), name, settings)
     except RetinueError:
@@ -271,7 +271,7 @@ def _refuse(desk: Desk, caller: Principal, name: str, kind: ConnectorKind, asked
 
 
 def _table(desk: Desk, name: str, kind: ConnectorKind, asked: Add, made: list[Path]) -> dict[str, Any]:
-    """The table of the new connector. Files that are written for its secrets are added to `made`."""
+    """Return the settings table of the new connector. Secret files it writes are appended to `created_files`."""
     answers = {key: typed(kind.settings, key, text) for key, text in asked.answers.items()}
     given = {**kind.defaults, **answers, **asked.settings}
     table: dict[str, Any] = {"kind": kind.name, "dm": DmPolicy.PAIRING.value, **given}
@@ -293,7 +293,7 @@ def _table(desk: Desk, name: str, kind: ConnectorKind, asked: Add, made: list[Pa
             )
         folder = desk.home / SECRETS
         folder.mkdir(mode=0o700, exist_ok=True)
-        # A name of its own each time: what is there may be another's, who would lose it if this one is refused.
+        # A unique name: an existing file may be in use, and would be deleted if this connector is rejected.
         file = folder / f"{name}-{stem}-{desk.ids.new()[:8]}"
         put_private(file, secret.strip().encode())
         made.append(file)
@@ -302,7 +302,7 @@ def _table(desk: Desk, name: str, kind: ConnectorKind, asked: Add, made: list[Pa
 
 
 def typed(group: type[Any], key: str, text: str) -> Any:
-    """What a person typed, as the file would have it. What does not fit is left a text, and refused with its path."""
+    """Convert typed text to the type of the setting. Text that does not fit stays text; validation rejects it."""
     hint = hints_of(group).get(key, str)
     if get_origin(hint) is tuple:
         return [part for each in text.split(",") if (part := each.strip())]
@@ -317,7 +317,7 @@ def typed(group: type[Any], key: str, text: str) -> Any:
 
 
 def read_settings(kind: ConnectorKind, name: str, table: Mapping[str, Any]) -> ConnectorSettings:
-    """As the file would be read, before it is written. Raises all that is wrong."""
+    """Parse the table as the settings file would be parsed. Raises all errors at once."""
     faults = Faults()
     settings = settings_from(kind.settings, dict(table), ("connectors", name), faults)
     if faults.count:
@@ -327,7 +327,7 @@ def read_settings(kind: ConnectorKind, name: str, table: Mapping[str, Any]) -> C
 
 async def _write(desk: Desk, changes: Mapping[str, Any]) -> None:
     keeper = desk.keeper()
-    from retinue.config.file_writer import change_file  # brings tomlkit, which most houses never need
+    from retinue.config.file_writer import change_file  # lazy: imports tomlkit, which most servers never need
 
     await asyncio.to_thread(change_file, keeper.environment, changes, expected_hash=keeper.current.hash)
     keeper.reload()
@@ -335,13 +335,13 @@ async def _write(desk: Desk, changes: Mapping[str, Any]) -> None:
 
 
 def _own_files(desk: Desk, settings: ConnectorSettings) -> list[Path]:
-    """Files of ours that hold its secrets. One that lies elsewhere is the owner's, and stays."""
+    """Return the secret files that we created. Files elsewhere belong to the owner and stay."""
     folder = (desk.home / SECRETS).resolve()
     files = [(desk.home / file).resolve() for _, _, file in named_secrets(settings.own) if file]
     return [file for file in files if file.parent == folder]
 
 
-# --- answers ---
+# --- responses ---
 
 
 def _one(desk: Desk, name: str) -> LineHealth:

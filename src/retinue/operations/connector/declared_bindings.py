@@ -1,4 +1,4 @@
-"""`[bindings.*]` of the settings file, for `apply`: what is declared against what is kept, as it is for the staff."""
+"""Plan and apply the `[bindings.*]` tables of the settings file, for `config.apply`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ class PlannedBinding(Struct, frozen=True):
 def plan(
     conn: sa.Connection, ids: Ids, declared: Mapping[str, Mapping[str, Any]], *, take_file: bool, reset: bool
 ) -> list[PlannedBinding]:
-    """In the order of the file, then what an earlier file has set and this one does not speak of. A place is known by
-    what it is: the names in the file are the file's own."""
+    """Return the steps in the order of the file, then bindings that an earlier file set and this one omits.
+
+    Bindings are compared by what they match. Their names in the file are not stored.
+    """
     here = {} if reset else {each.match: each for each in bindings.everything(conn)}
     planned = [_plan(ids, name, table, here, take_file=take_file) for name, table in declared.items()]
     because = "it is not in the file, so it is left as it is"
@@ -69,7 +71,7 @@ def _folded(binding: Binding) -> list[str]:
 
 
 def carry_out(page: Page, plan: list[PlannedBinding], *, reset: bool) -> None:
-    """Within the commit that puts the staff in place, so that whoever is named is there."""
+    """Perform the plan. It runs in the commit that stores the agents, so the named agents exist."""
     if reset:
         bindings.clear(page.conn)
     for each in plan:

@@ -1,4 +1,4 @@
-"""What one can ask about strangers who want to be let in, and about who is who: identities are by ids that stay."""
+"""Operations on pairing requests of unknown senders, and on identities: platform ids linked to people."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Unlink(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PairingShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """`name` is what they call themselves, and proves nothing."""
+    """One pairing request. `name` is chosen by the sender and proves nothing."""
 
     id: str
     code: str
@@ -119,7 +119,7 @@ async def listed(desk: Desk, caller: Principal, asked: Nothing) -> PairingsListe
 
 
 async def accept(desk: Desk, caller: Principal, asked: Accept) -> PairingDecided:
-    """Let somebody in; with a person, from now on they are that person there."""
+    """Admit a sender. With `person`, also link the sender's platform id to that person."""
     return await _decide(desk, caller, asked.which, PairingState.ACCEPTED, person=asked.person)
 
 
@@ -151,7 +151,7 @@ async def _decide(
 
 
 def _find(conn: sa.Connection, which: str, *, now_ms: int) -> Pairing:
-    """By the code, as people read it to each other, or by the id."""
+    """Find a request by its code, ignoring case, spaces and hyphens, or by its id."""
     code = which.strip().replace("-", "").replace(" ", "").upper()
     if (found := pairings.by_code(conn, code, now_ms=now_ms)) is not None:
         return found

@@ -1,4 +1,4 @@
-"""What one can ask about messages that were set aside: which there are, and to take one in after all, or let it go."""
+"""Operations on poison messages: list, retry and drop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class One(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SetAsideShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """`because` is what the house stumbled over."""
+    """One poison message. `because` is the error that it caused."""
 
     id: str
     connector: str
@@ -48,7 +48,7 @@ class SetAsideListed(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class SetAsideRetried(msgspec.Struct, frozen=True):
-    """`envelope` is what it became; null where its door would not have it."""
+    """`envelope` is the accepted envelope, or null if the access rules refused the message."""
 
     id: str
     envelope: str | None

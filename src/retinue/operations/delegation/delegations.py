@@ -1,4 +1,4 @@
-"""Delegations: who has handed what to whom, how it stands, and what one can do about it."""
+"""Operations on delegations: list them with their status, and stop one."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from retinue.store.sessions import sessions
 LIST_MIN, LIST_MAX = 1, 100
 STOPPED_AT_ONCE_MAX = 1_000
 WHY_LENGTH_MAX = 200
-SHARED = frozenset({DelegationKind.MESSAGE, DelegationKind.SEND})  # worked on where other mail may wait, too
+SHARED = frozenset({DelegationKind.MESSAGE, DelegationKind.SEND})  # run in a session where other envelopes may wait too
 
 
 class Standing(StrEnum):
-    """How it stands: four ways to be open, and four to be over."""
+    """Status of a delegation: the first four are open, the last four ended."""
 
-    WAITING = "waiting"  # nobody has begun
+    WAITING = "waiting"  # not started
     WORKING = "working"
-    PARKED = "parked"  # whoever works on it waits for another agent
-    ASKING = "asking"  # or for a person's yes
+    PARKED = "parked"  # suspended: its run waits for another agent
+    ASKING = "asking"  # its run waits for an approval
     OK = "ok"
     ERROR = "error"
     TIMEOUT = "timeout"
@@ -50,7 +50,7 @@ class Standing(StrEnum):
 
 
 class Listing(msgspec.Struct, forbid_unknown_fields=True):
-    """`cursor` is the `next` of the page before."""
+    """`cursor` is the `next` of the previous page."""
 
     session: Annotated[str, msgspec.Meta(description="only what was handed on from this one")] = ""
     open: Annotated[bool, msgspec.Meta(description="only what has no answer yet")] = False
@@ -64,9 +64,11 @@ class Stop(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DelegationListed(msgspec.Struct, frozen=True, rename="kebab"):
-    """`agent` asked `target`, by the `call` of the run `asked-by`. `to` is the session in which `run` works on it, for
-    those who see it. `waits`: the call stays open for the answer. `result` is the envelope that says what came of it,
-    `cost-microusd` what its run has cost so far."""
+    """One delegation: `agent` delegated to `target` with the `call` of the run `asked-by`.
+
+    `to` is the session in which `run` works on it, if you may see it. `waits`: the call stays open for the
+    answer. `result` is the envelope with the result. `cost-microusd` is the cost of its run so far.
+    """
 
     id: str
     kind: DelegationKind
@@ -93,7 +95,7 @@ class DelegationListed(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class DelegationsListed(msgspec.Struct, frozen=True, rename="kebab"):
-    """`open-count` is of all that you see, up to `counted-max`."""
+    """One page. `open-count` counts all open delegations that you may see, up to `counted-max`."""
 
     delegations: list[DelegationListed]
     next: str | None
@@ -102,7 +104,7 @@ class DelegationsListed(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class DelegationStopped(msgspec.Struct, frozen=True, rename="kebab"):
-    """What is over now, this one and what was handed on for it, and the runs that were ended by it."""
+    """The delegations that ended, with those made below them, and the runs that were cancelled."""
 
     stopped: list[str]
     cancelled_runs: list[str]
@@ -129,13 +131,13 @@ async def listed(desk: Desk, caller: Principal, asked: Listing) -> DelegationsLi
 
 
 async def stop(desk: Desk, caller: Principal, asked: Stop) -> DelegationStopped:
-    """Whoever asked is told of this one. What it has handed on itself is stopped with it, and nobody is told."""
+    """Stop a delegation and those made below it. Only the delegating run of the first one is notified."""
     top = await desk.store.read(partial(delegation_list.resolve, text=asked.id, seen_by=caller))
     by, why = str(caller.address), asked.why[:WHY_LENGTH_MAX]
     stopped: list[str] = []
     ended: list[str] = []
     todo = [top]
-    for known in todo:  # grows by what was handed on for each
+    for known in todo:  # grows by the delegations below each
         each = await desk.store.read(partial(delegations.get, id_=known.id))
         if each is None:
             continue
@@ -155,14 +157,14 @@ async def stop(desk: Desk, caller: Principal, asked: Stop) -> DelegationStopped:
 
 
 async def _take_back(desk: Desk, delegation: Delegation, *, by: str, why: str) -> None:
-    """Nobody has read it yet: its letter is settled, and whatever else waits in that session stays."""
+    """Cancel a delegation that no run has read yet: end its envelope, and leave others in that session alone."""
 
     def body(conn: sa.Connection) -> tuple[Wake, ...]:
         page = Page(conn, to_ms(desk.clock.now()))
         letter = envelopes.get(conn, delegation.id)
         session = sessions.get(conn, delegation.to or "")
         if letter is None or letter.status is not Status.PENDING or session is None:
-            return ()  # begun, or over, in this very moment
+            return ()  # started or ended meanwhile
         because, text = f"cancelled by {by}: {why}", f"Stopped before it was read: {why}."
         wakes = settle_and_tell(page, letter, Outcome.CANCELLED, because=because, text=text, session=session)
         page.close()
@@ -205,7 +207,7 @@ def _listed(desk: Desk, conn: sa.Connection, caller: Principal, found: Delegatio
 
 
 def _seen(conn: sa.Connection, caller: Principal, found: Delegation) -> Session | None:
-    """The session in which it is worked on, where the caller could open it."""
+    """Return the session that works on it, or None if the caller may not see it."""
     there = sessions.get(conn, found.to) if found.to else None
     if there is None or there.deleted_at is not None or not sees_session(conn, caller, there.id):
         return None

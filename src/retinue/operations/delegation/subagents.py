@@ -1,4 +1,4 @@
-"""Subagents: whom agents have sent out, how they fare, and what one can do about it."""
+"""Operations on subagents: list, show, stop, read the log of one and send it a message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STOPPED_AT_ONCE_MAX = 1_000
 
 
 class Listing(msgspec.Struct, forbid_unknown_fields=True):
-    """`cursor` is the `next` of the page before."""
+    """`cursor` is the `next` of the previous page."""
 
     session: Annotated[str, msgspec.Meta(description="only those that were sent out from this one")] = ""
     all: Annotated[bool, msgspec.Meta(description="also those whose session was put away or deleted")] = False
@@ -43,7 +43,7 @@ class OfSubagent(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Stop(msgspec.Struct, forbid_unknown_fields=True):
-    """One of them by its id, or with `session` all that were sent out from there."""
+    """Stop one subagent by `id`, or all that were started from `session`."""
 
     id: str = ""
     session: Annotated[str, msgspec.Meta(description="all that were sent out from this one")] = ""
@@ -63,8 +63,10 @@ class Say(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SubagentListed(msgspec.Struct, frozen=True, rename="kebab"):
-    """`outcome` is ok, error, timeout or stopped, and open until it is one of them. `session` is where it works,
-    `requester` where it was sent out from."""
+    """One subagent. `outcome` is open, ok, error, timeout or stopped.
+
+    `session` is its own session; `requester` is the agent and session that started it.
+    """
 
     id: str
     label: str
@@ -83,7 +85,7 @@ class SubagentListed(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class SubagentShown(SubagentListed, frozen=True, rename="kebab"):
-    """With all of its task, what came of it, and what it took."""
+    """One subagent with its full task, its result and its usage."""
 
     because: str
     result: str | None
@@ -140,7 +142,7 @@ async def shown(desk: Desk, caller: Principal, asked: OfSubagent) -> SubagentSho
 
 
 async def stop(desk: Desk, caller: Principal, asked: Stop) -> SubagentsStopped:
-    """Whatever they have sent out themselves is stopped with them. Whoever sent them out is told, once for each."""
+    """Stop subagents and those they started. The starting session is notified once per subagent."""
     if bool(asked.id) == bool(asked.session):
         raise Invalid(
             "it is not clear which subagents are to be stopped",
@@ -176,7 +178,7 @@ async def log(desk: Desk, caller: Principal, asked: Log) -> SessionHistory:
 
 
 async def say(desk: Desk, caller: Principal, asked: Say) -> Sent:
-    """Its answer goes to whoever writes, and not to whoever sent it out."""
+    """Send a message to a subagent. Its answer goes to the caller, not to the agent that started it."""
     found = await desk.store.read(partial(subagents.resolve, text=asked.id, seen_by=caller))
     session = await _session(desk, caller, asked.id)
     return await send(
@@ -185,7 +187,7 @@ async def say(desk: Desk, caller: Principal, asked: Say) -> Sent:
 
 
 async def _session(desk: Desk, caller: Principal, id_: str) -> str:
-    """Its session, as long as that is there."""
+    """Return the id of the subagent's session. Raise if it was deleted."""
     found = await desk.store.read(partial(subagents.resolve, text=id_, seen_by=caller))
     session = await desk.store.read(lambda conn: sessions.get(conn, found.to or ""))
     if session is None or session.deleted_at is not None:

@@ -1,4 +1,4 @@
-"""What one can ask about mail that was sent or received: lists, and the inbox of whoever asks."""
+"""Operations that list envelopes: by sender or recipient, the most recent ones, and the caller's inbox."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ LISTED_MIN, LISTED_MAX = 1, 50
 
 
 class Listing(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
-    """Exactly one of `to` and `from`. `ack` marks what is returned as read: only what is due, and only your own."""
+    """Exactly one of `to` and `from` is required.
+
+    `ack` marks the returned envelopes as read, and then returns only due ones. It marks only your own.
+    """
 
     status: Status
     to: str = ""
@@ -36,7 +39,7 @@ class Listing(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from
     limit: int = 10
     created_after: str = ""
     created_before: str = ""
-    before: str = ""  # the id of the last one shown, for the next page
+    before: str = ""  # the last id of the previous page
     ack: bool = False
 
 
@@ -50,7 +53,7 @@ class Recent(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EnvelopePassed(msgspec.Struct, frozen=True, rename="kebab"):
-    """Who wrote to whom, with the first words, and what became of it, if it is done."""
+    """Sender, recipient, start of the text, and the outcome if the envelope is done."""
 
     id: str
     sender: str = msgspec.field(name="from")
@@ -135,7 +138,7 @@ async def _wanted(desk: Desk, caller: Principal, asked: Listing) -> Wanted:
         status=asked.status,
         after_ms=after_ms,
         before_ms=before_ms,
-        # What is acknowledged is read now, so only what may be read now is.
+        # Acknowledging counts as reading, so only envelopes that are due are listed.
         due_ms=to_ms(now) if asked.ack else MS_LAST,
         older_than_seq=older,
     )
@@ -151,7 +154,7 @@ def _is_to(envelope: Envelope, caller: Principal) -> bool:
 
 
 async def recent(desk: Desk, caller: Principal, asked: Recent) -> EnvelopesPassed:
-    """The newest that the caller sees, whoever wrote them: what a picture of the house begins with."""
+    """List the newest envelopes that the caller may see, from any sender. The activity view starts with them."""
     _check_limit(asked.limit)
 
     def body(conn: sa.Connection) -> EnvelopesPassed:
@@ -188,7 +191,7 @@ def whose_inbox(caller: Principal) -> str:
 
 
 async def inbox(desk: Desk, caller: Principal, asked: Inbox) -> InboxShown:
-    """What waits for you. Reading does not acknowledge; `ack` does."""
+    """List unread envelopes of the caller. Listing does not acknowledge them; `ack` does."""
     name = whose_inbox(caller)
     _check_limit(asked.limit)
 

@@ -1,4 +1,4 @@
-"""What one can ask about envelopes."""
+"""Operations on envelopes: send, show, reply thread, dead letters, cancel and retry."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ LATEST = "latest"
 
 
 class Upload(msgspec.Struct, forbid_unknown_fields=True):
-    """The bytes themselves, or the hash of a file that you have sent ahead."""
+    """An attachment: its bytes, or the hash of a file uploaded before."""
 
     name: str
     data: bytes = b""
@@ -69,18 +69,18 @@ class Upload(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Send(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Sender, boss mark and sender's name are no parameters: they follow from the caller's token."""
+    """Sender, sender name and trust are not parameters: they follow from the caller's token."""
 
     to: str = ""
     text: str
     key: str = ""
-    conversation: str = ""  # by its name: a session of its own
-    session: str = ""  # by its id, or `latest`; where neither is given, the latest or else a new one
+    conversation: str = ""  # by name: a separate session
+    session: str = ""  # an id, or `latest`; without both: the latest, or else a new one
     deliver_at: str = ""
     expires_at: str = ""
     reply_to: str = ""
     attachments: list[Upload] = []
-    # What is asked of the run, beyond an answer; what is left out is as the agent has it.
+    # Requests for the run. Omitted fields are as the agent has them.
     model: str = ""
     provider: str = ""
     lane: LaneKind | None = None
@@ -110,7 +110,7 @@ class ById(msgspec.Struct, forbid_unknown_fields=True):
 
 class Listing(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 10
-    before: str = ""  # the id of the last one shown, for the next page
+    before: str = ""  # the last id of the previous page
 
 
 class AttachmentShown(msgspec.Struct, rename="kebab"):
@@ -121,7 +121,7 @@ class AttachmentShown(msgspec.Struct, rename="kebab"):
 
 
 class DeliveryShown(msgspec.Struct, rename="kebab"):
-    """What was tried, and what the platform said to it."""
+    """One delivery attempt and the platform's response."""
 
     attempt: int
     state: DeliveryState
@@ -131,7 +131,7 @@ class DeliveryShown(msgspec.Struct, rename="kebab"):
 
 
 class EnvelopeShown(msgspec.Struct, rename="kebab"):
-    """An envelope as doors show it. What does not apply to it is left out."""
+    """One envelope. Fields that do not apply are omitted."""
 
     id: str
     short: str
@@ -144,13 +144,13 @@ class EnvelopeShown(msgspec.Struct, rename="kebab"):
     reply_to: str | msgspec.UnsetType = msgspec.UNSET
     deliver_at: str | msgspec.UnsetType = msgspec.UNSET
     attachments: list[AttachmentShown] | msgspec.UnsetType = msgspec.UNSET
-    # Of an envelope that is settled:
+    # If the envelope is done:
     outcome: Outcome | msgspec.UnsetType = msgspec.UNSET
     because: str | msgspec.UnsetType = msgspec.UNSET
     answer: str | msgspec.UnsetType | None = msgspec.UNSET
-    retry: str | msgspec.UnsetType = msgspec.UNSET  # the newest envelope that says the same again
+    retry: str | msgspec.UnsetType = msgspec.UNSET  # the newest retry of this envelope
     when_busy: WhenBusy | msgspec.UnsetType = msgspec.UNSET
-    # Where one envelope is shown, or what waits in a session:
+    # Only for a single envelope, or for the queue of a session:
     position: int | msgspec.UnsetType = msgspec.UNSET
     deliveries: list[DeliveryShown] | msgspec.UnsetType = msgspec.UNSET
 
@@ -172,7 +172,7 @@ class EnvelopeCancelled(msgspec.Struct):
 
 
 async def send(desk: Desk, caller: Principal, asked: Send) -> Sent:
-    """Accept an envelope. The answer is given after it is on disk."""
+    """Accept an envelope. The response is sent after it is stored on disk."""
     now = desk.clock.now()
     reply_to = (
         await desk.store.read(partial(envelopes.resolve, text=asked.reply_to, seen_by=caller))
@@ -214,8 +214,10 @@ async def send(desk: Desk, caller: Principal, asked: Send) -> Sent:
 
 
 def _lineage(conn: sa.Connection, *, caller: Principal, descent: Lineage, to: Address) -> Lineage:
-    """Whose work it is that a run sends to another agent: of the one with whom it all began, as if it were handed on.
-    A job in the background is the sender's own."""
+    """Return the lineage of an envelope that a run sends to another agent, as for a delegation.
+
+    The work stays attributed to its first sender. A background job belongs to the sending agent itself.
+    """
     asker, target = agents.find(conn, caller.address.name), agents.find(conn, to.name)
     if asker is None or target is None:
         return descent
@@ -231,7 +233,7 @@ def _lineage(conn: sa.Connection, *, caller: Principal, descent: Lineage, to: Ad
 
 
 async def _with_webhook(desk: Desk, caller: Principal, draft: Draft, webhook: Webhook) -> Draft:
-    """Kept before the letter it is about: of one that is not accepted, nobody is told anything."""
+    """Store the webhook before its envelope. If the envelope is not accepted, the webhook is never called."""
     if caller.address.kind is not AddressKind.PERSON or not (caller.sees_all or _is_member(caller)):
         raise NotAllowed(
             "you may not have anyone told elsewhere",
@@ -293,7 +295,7 @@ def _context(desk: Desk, caller: Principal, asked: Send) -> Context:
             code="run.request-too-large",
         )
     if request.reference and desk.catalog is not None:
-        desk.catalog().choose(request.reference)  # raises where there is none such, or it is not allowed
+        desk.catalog().choose(request.reference)  # raises if it does not exist or is not allowed
     return Context(request=request, when_busy=asked.when_busy)
 
 
@@ -304,9 +306,10 @@ def _is_member(caller: Principal) -> bool:
 async def _conversation(
     desk: Desk, caller: Principal, asked: Send, reply_to: EnvelopeId | None
 ) -> tuple[Address, Origin]:
-    """Which session it is for: the one that is named, that of a conversation, or the caller's latest.
+    """Return recipient and origin: of the given session, of the named conversation, or of the caller's latest session.
 
-    A latest one is named by its origin, so that it is found as any other is, and begun anew should it be gone by then.
+    The latest session is given by its origin, so the usual lookup finds it, or creates a new one if it is
+    gone by then.
     """
     to = address.parse(asked.to) if asked.to else address.agent(await desk.store.read(desk.default_agent))
     name = asked.conversation.casefold()[:CONVERSATION_LENGTH_MAX]
@@ -336,7 +339,7 @@ async def _conversation(
 
 
 def _named(conn: sa.Connection, *, text: str, to: Address, caller: Principal, reply_to: EnvelopeId | None) -> SessionId:
-    """The session of this id, if the caller sees it, or replies to what came from there."""
+    """Return the session of this id, if the caller may see it or replies to an envelope from it."""
     replied = envelopes.get(conn, reply_to) if reply_to else None
     if replied is not None and replied.sender.kind is AddressKind.AGENT and replied.sender.rest:
         there = replied.sender
@@ -354,7 +357,7 @@ def _named(conn: sa.Connection, *, text: str, to: Address, caller: Principal, re
 
 
 def _keep(desk: Desk, caller: Principal, uploads: list[Upload]) -> tuple[Attachment, ...]:
-    """Files are on disk before the commit that names them."""
+    """Store the attachments. Files are on disk before the commit that refers to them."""
     if len(uploads) > ATTACHMENTS_MAX:
         raise TooLarge(
             f"this envelope has {len(uploads)} attachments",
@@ -383,7 +386,7 @@ async def show_envelope(desk: Desk, caller: Principal, asked: ById) -> EnvelopeS
     def body(conn: sa.Connection) -> EnvelopeShown:
         id_ = envelopes.resolve(conn, asked.id, seen_by=caller)
         envelope = envelopes.get(conn, id_)
-        assert envelope is not None  # found by its id, in the same picture of the store
+        assert envelope is not None  # resolved in the same snapshot
         form = envelope_form(desk, envelope, envelopes.settled(conn, id_))
         position = _position(conn, envelope, to_ms(desk.clock.now()))
         if position is not None:
@@ -406,7 +409,7 @@ def _delivery_form(attempt: Attempt) -> DeliveryShown:
 
 
 def _position(conn: sa.Connection, envelope: Envelope, now_ms: int) -> int | None:
-    """Which one it is among the mail that waits for its session's next run: 1 is next."""
+    """Return the position among the envelopes due for the session's next run, or None. 1 is next."""
     if envelope.session is None or envelope.status is not Status.PENDING:
         return None
     waiting = [each.id for each in envelopes.due(conn, envelope.session, now_ms, limit=WAITING_LOOKED_AT_MAX)]
@@ -461,13 +464,13 @@ async def list_dead(desk: Desk, caller: Principal, asked: Listing) -> DeadLetter
 
 def _dead_form(desk: Desk, letter: DeadLetter) -> EnvelopeShown:
     form = envelope_form(desk, letter.envelope, letter.settled)
-    if letter.retry is not None and letter.retry.id != letter.envelope.id:  # a retry that died stands in the same line
+    if letter.retry is not None and letter.retry.id != letter.envelope.id:  # a failed retry is listed too
         form.retry = letter.retry.id
     return form
 
 
 async def cancel(desk: Desk, caller: Principal, asked: ById) -> EnvelopeCancelled:
-    """Take back an envelope that still waits. Whoever sent it may, and whose session it waits in."""
+    """Cancel a waiting envelope. Its sender and the owner of its session may."""
 
     def body(conn: sa.Connection) -> tuple[Envelope, tuple[Wake, ...]]:
         page = Page(conn, to_ms(desk.clock.now()))
@@ -487,7 +490,7 @@ async def cancel(desk: Desk, caller: Principal, asked: ById) -> EnvelopeCancelle
             )
         because = f"taken back by {caller.address}"
         wakes: tuple[Wake, ...] = ()
-        if by_sender:  # who knows, and need not be told
+        if by_sender:  # the sender knows and is not notified
             outcomes.settle(page, [id_], Outcome.CANCELLED, because=because)
             page.tell(
                 NewsKind.ENVELOPE_SETTLED,

@@ -1,4 +1,4 @@
-"""What waits in the house, and why."""
+"""Operation that shows the lanes: active runs, waiting envelopes and the reason why each waits."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from retinue.store.runs.lanes import Lane, Room
 from retinue.store.runs.timeline import quoted
 
 LANES_MIN, LANES_MAX = 1, 100
-MAIL_SHOWN_MAX = 10  # of one lane
+MAIL_SHOWN_MAX = 10  # per lane
 ROOMS_SHOWN_MAX = 50
 
 
 class Waits(StrEnum):
-    """Why an envelope is not being worked on."""
+    """Why an envelope is not being processed yet."""
 
-    NEXT = "next"  # it is about to be
+    NEXT = "next"  # it is claimed next
     NOT_DUE = "not-due"
-    BUSY = "busy"  # a run is at work in its lane
-    JOINED = "joined"  # the run has read it on the side, and it has its own turn later
-    SLOTS = "slots"  # so many lanes of its kind are at work as may be
-    AGENT = "agent"  # so many lanes of its agent are at work as may be
+    BUSY = "busy"  # a run is active in its lane
+    JOINED = "joined"  # the run was steered with it, and it gets its own run later
+    SLOTS = "slots"  # all slots of its lane kind are in use
+    AGENT = "agent"  # its agent has reached its concurrency limit
 
 
 class Lanes(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,7 +45,7 @@ class Lanes(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class EnvelopeWaiting(msgspec.Struct, frozen=True, rename="kebab"):
-    """`position` among what is due: 1 is next."""
+    """`position` counts due envelopes only: 1 is next."""
 
     id: str
     sender: str = msgspec.field(name="from")
@@ -57,8 +57,10 @@ class EnvelopeWaiting(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class RunNow(msgspec.Struct, frozen=True, rename="kebab"):
-    """`doing` since `doing-since`: asking a model, or calling `tool`. One that rests says because of what, and until
-    when it waits for its `approval`."""
+    """The lane's open run. `doing` is its current step: a model call or a call of `tool`.
+
+    A suspended run has the reason in `because`, its `approval`, and the end of its wait in `until`.
+    """
 
     id: str
     status: RunStatus
@@ -93,7 +95,7 @@ class SlotsShown(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class RoomShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """A channel for which mail waits. `attempts` were made for the one that is next."""
+    """A channel with envelopes in the outbox. `attempts` counts deliveries tried for the next one."""
 
     channel: str
     waiting_count: int
@@ -103,7 +105,7 @@ class RoomShown(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class LanesShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """Counts of mail and of dead letters go up to `counted-max`. Rooms are the owner's to see."""
+    """Envelope and dead letter counts stop at `counted-max`. Only the owner sees `rooms`, the channels."""
 
     now: str
     lanes: list[LaneShown]
@@ -192,7 +194,7 @@ def _waiting(desk: Desk, lane: Lane, standing: Standing, now: datetime) -> Itera
 
 
 def why_waits(envelope: Envelope, lane: Lane, standing: Standing, *, now: datetime) -> Waits:
-    """Pure. A run that rests holds nothing up: it is taken up again for whatever comes."""
+    """Return why an envelope waits. Pure. A suspended run blocks nothing: a new envelope resumes it."""
     if envelope.due_at > now:
         return Waits.NOT_DUE
     if lane.run is not None and lane.run.status is RunStatus.RUNNING:

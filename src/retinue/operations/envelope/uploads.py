@@ -1,7 +1,7 @@
-"""Files on their way into an envelope: sent ahead as they are, and named by their hash when the envelope is sent.
+"""Files uploaded before their envelope, which then refers to them by hash.
 
-Who has sent a file ahead may name it, for a while, and nobody else: a hash alone opens nothing. What no envelope has
-named by then is swept like any file that nobody names.
+Only the principal that uploaded a file may refer to it, for a limited time: knowing a hash is not enough.
+A file that no envelope refers to by then is deleted like any unreferenced attachment file.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from retinue.domain.attachment import Attachment
 from retinue.domain.errors import NotFound, TooLarge
 from retinue.domain.structs import replace
 
-UPLOAD_BYTES_MAX = 20 * 1024 * 1024  # of one file
-REST_S = 3000.0  # less than `store/envelopes/attachment_files` keeps from a sweep whatever has just come
-EACH_MAX = 64  # files of one principal that wait to be named
-BYTES_EACH_MAX = 256 * 1024 * 1024  # and all of these together
+UPLOAD_BYTES_MAX = 20 * 1024 * 1024  # per file
+REST_S = 3000.0  # less than `store/envelopes/attachment_files` protects new files from its sweep
+EACH_MAX = 64  # files of one principal that no envelope refers to yet
+BYTES_EACH_MAX = 256 * 1024 * 1024  # total size of these
 
 
 class _Upload(Struct, frozen=True):
@@ -28,13 +28,13 @@ class _Upload(Struct, frozen=True):
 
 
 class Uploads(Struct):
-    """What each principal has sent ahead."""
+    """Recent uploads of each principal, in memory."""
 
     now: Callable[[], float] = time.monotonic
     _of: dict[str, dict[str, _Upload]] = field(default_factory=dict[str, dict[str, _Upload]])
 
     def check_room(self, who: str, size_bytes: int) -> None:
-        """Before so many bytes more are taken."""
+        """Raise if the principal may not upload so many more bytes."""
         waiting = [each for each in self._rest_of(who).values() if not each.named]
         if (
             len(waiting) >= EACH_MAX
@@ -51,7 +51,7 @@ class Uploads(Struct):
         self._rest_of(who)[attachment.hash] = _Upload(attachment, self.now())
 
     def name(self, who: str, hash_: str) -> Attachment:
-        """The file of this hash, for an envelope of whoever has sent it. Named again, it is still there for a while."""
+        """Return the uploaded file of this hash and mark it as used. It can be used again until it expires."""
         found = self._rest_of(who).get(hash_)
         if found is None:
             raise NotFound(
@@ -66,7 +66,7 @@ class Uploads(Struct):
     def _rest_of(self, who: str) -> dict[str, _Upload]:
         late = self.now() - REST_S
         kept = {hash_: each for hash_, each in self._of.get(who, {}).items() if each.at_s > late}
-        while len(kept) > 2 * EACH_MAX:  # those that were named are kept for whoever asks again, but not all of them
+        while len(kept) > 2 * EACH_MAX:  # used ones are kept for repeated requests, up to a limit
             kept.pop(next(iter(kept)))
         self._of[who] = kept
         return kept

@@ -1,4 +1,4 @@
-"""What one can ask about MCP servers: how they fare, what they offer, and whether that is found good."""
+"""Operations on MCP servers: status, offered tools, and approval of their current tool list."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class One(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Approve(msgspec.Struct, forbid_unknown_fields=True):
-    """Without a hash, it shows what is to be found good and changes nothing."""
+    """Without a hash, show what would be approved and change nothing."""
 
     name: ServerName
     hash: Annotated[str, msgspec.Meta(description="of what you have read; without it you are shown that")] = ""
 
 
 class McpShown(msgspec.Struct, frozen=True, rename={"try_this": "try", "retry_at": "retry-at", "left_out": "left-out"}):
-    """`tools` are what it offers, used or not; `left_out` says which are never used, and why."""
+    """Status of one server. `tools` lists all offered tools; `left_out` maps those never used to the reason."""
 
     name: str
     state: State
@@ -53,8 +53,10 @@ class McpListed(msgspec.Struct, frozen=True):
 
 
 class McpRead(msgspec.Struct, frozen=True, rename={"found_good_by": "found-good-by", "found_good_at": "found-good-at"}):
-    """`content` is all that it offers. `difference` is what changed since that was found good; all of it where it never
-    was. `lines` says it to people."""
+    """One server. `content` is its complete tool list, and `lines` is the same as text.
+
+    `difference` is the change since the last approval, or everything if there was none.
+    """
 
     server: McpShown
     content: str
@@ -65,7 +67,7 @@ class McpRead(msgspec.Struct, frozen=True, rename={"found_good_by": "found-good-
 
 
 class McpApproved(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """`approved` is false where it was only shown. `lines` says it all to people."""
+    """`approved` is false if the tool list was only shown. `lines` is the answer as text."""
 
     server: McpShown
     approved: bool
@@ -80,7 +82,7 @@ class McpRevoked(msgspec.Struct, frozen=True):
 
 
 def servers_of(holder: object) -> Servers | None:
-    """Of a desk or of what the doctor looks at; None in a house that has no MCP servers at all."""
+    """Return the MCP servers of `Services` or `DoctorContext`, or None if the server has none."""
     return cast("Servers | None", getattr(holder, "mcp", None))
 
 
@@ -107,7 +109,7 @@ async def show(desk: Desk, caller: Principal, asked: One) -> McpRead:
 
 
 async def approve(desk: Desk, caller: Principal, asked: Approve) -> McpApproved:
-    """Find good what a server offers, as it was read: what changed in between is not."""
+    """Approve the tool list of a server, by the hash of what the caller has read."""
     servers, standing = _one(desk, asked.name)
     offered = standing.listing
     if offered is None:
@@ -137,13 +139,13 @@ async def approve(desk: Desk, caller: Principal, asked: Approve) -> McpApproved:
 
 
 async def revoke(desk: Desk, caller: Principal, asked: One) -> McpRevoked:
-    """Not found good any more: its tools are not used until someone looks at them again."""
+    """Revoke the approval of a server. Its tools are not used until it is approved again."""
     servers, _ = _one(desk, asked.name)
     return McpRevoked(asked.name, await servers.revoke(asked.name))
 
 
 async def restart(desk: Desk, caller: Principal, asked: One) -> McpShown:
-    """End it and begin it anew, also where it waits for its next try."""
+    """Restart a server, even while it waits for its next retry."""
     servers, standing = _one(desk, asked.name)
     servers.restart(asked.name)
     return _shown(servers, standing)
@@ -186,8 +188,8 @@ def _head(standing: Standing) -> list[str]:
 
 
 def _difference(before: str, after: str) -> list[str]:
-    """What a person looks at. All of it where nothing was found good before."""
-    import difflib  # only when something has changed
+    """Return the diff since the last approval, or everything if there was none."""
+    import difflib  # lazy: only needed if something has changed
 
     if not before:
         lines = [f"+{line}" for line in after.split("\n")] if after else []
@@ -198,7 +200,7 @@ def _difference(before: str, after: str) -> list[str]:
     return [*lines[:DIFFERENCE_LINES_MAX], f"[{len(lines) - DIFFERENCE_LINES_MAX} more lines]"]
 
 
-# For the doctor
+# --- doctor check ---
 
 
 async def _facts(scene: Scene) -> Sequence[Standing] | None:

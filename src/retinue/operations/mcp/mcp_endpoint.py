@@ -1,6 +1,6 @@
-"""What whoever speaks MCP to the house sees and may do: operations by their level, and one agent's tools by its rules.
+"""The server's own MCP endpoint: operations allowed by the caller's level, and the tools of one agent by its rules.
 
-What is listed is what can be called, and nothing can be called that is not listed.
+A client can call exactly what is listed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Offered(Struct, frozen=True, kw_only=True):
-    """One thing that can be called. `effect`: something is different afterwards; `outside`: others hear of it."""
+    """One callable tool. `has_effect`: it changes something. `reaches_outside`: it interacts with the outside world."""
 
     name: str
     description: str
@@ -53,9 +53,9 @@ class Called(Struct, frozen=True):
 
 
 class Visitor(Struct, frozen=True, kw_only=True):
-    """Whoever calls. `agent` is whose tools they want beside operations; empty for none.
+    """The endpoint for one client. `agent` is the agent whose tools it uses besides operations, or empty.
 
-    `sending` is asked before an envelope goes out, and raises where that would be too many.
+    `check_send_limit` is called before an envelope is sent, and raises if the rate limit is exceeded.
     """
 
     desk: Desk
@@ -73,7 +73,7 @@ class Visitor(Struct, frozen=True, kw_only=True):
             if operation.name == SEND:
                 self.sending()
             answer = await perform(self.desk, self.caller, operation, _encode(arguments), key=key)
-            return Called(without_secrets(answer, operation).decode(), structured=True)  # models read what MCP says
+            return Called(without_secrets(answer, operation).decode(), structured=True)  # a model reads the result
         if not any(spec.name == name for spec in await self._tools()):
             raise NotFound(
                 f"there is no tool '{name[:64]}' here",
@@ -90,19 +90,19 @@ class Visitor(Struct, frozen=True, kw_only=True):
         return Called(done.output, failed=done.failed)
 
     def _every(self) -> list[Operation]:
-        from retinue.operations.catalog import OPERATIONS  # it imports others that import us
+        from retinue.operations.catalog import OPERATIONS  # lazy: import cycle
 
         guests = guests_of(self.desk)
         return [*OPERATIONS.values(), *(guests.operations().values() if guests is not None else ())]
 
     def _operations(self) -> dict[str, Operation]:
-        """By the name of the tool, those that the caller's level reaches."""
+        """Return the operations that the caller's level permits, by tool name."""
         level, policy = self.caller.level, self.desk.policy
         reached = [each for each in self._every() if permissions.decide(each.name, level, policy).allowed]
         return {tool_name(each): each for each in reached}
 
     async def _tools(self) -> list[ToolSpec]:
-        """The agent's, by all its rules. Not those that are operations: these the caller asks for in their own name."""
+        """Return the agent's tools by its rules, without operations: the caller performs those as itself."""
         if not self.agent or self.desk.toolbox is None:
             return []
         agent = await self._named()
@@ -113,7 +113,7 @@ class Visitor(Struct, frozen=True, kw_only=True):
         return [spec for spec in self.desk.toolbox.offered(agent, where) if spec.name not in operations]
 
     async def _named(self) -> Agent:
-        """An agent has its own tools; those of another are for whoever may call any tool."""
+        """Return the agent. Other callers than the agent itself need the permission for `tool.invoke`."""
         own = self.caller.address.kind is AddressKind.AGENT and self.caller.address.name == self.agent
         permission = permissions.decide(INVOKE, self.caller.level, self.desk.policy)
         if not own and not permission.allowed:
@@ -126,7 +126,7 @@ class Visitor(Struct, frozen=True, kw_only=True):
         return await self.desk.store.read(partial(named_agent, name=self.agent))
 
     def _as_heard(self) -> Principal:
-        """What an agent asks outside of its runs may come from anything it has read: nobody can tell any more."""
+        """Return the caller, untrusted if it is an agent: its request may stem from anything that it has read."""
         if self.caller.address.kind is AddressKind.AGENT:
             return replace(self.caller, trust=Trust.UNTRUSTED)
         return self.caller
@@ -136,7 +136,7 @@ async def _call(desk: Desk, caller: Principal, asked: Invoke) -> Invoked:
     return await call_directly(desk, caller, asked, door=Door.MCP)
 
 
-# Not in the catalog: who may call the tools of an agent is decided above, and not by a level alone.
+# Not in the catalog: `McpEndpoint` decides who may call the tools of an agent, not a level alone.
 _CALL = Operation(
     name="mcp.call",
     summary="Call a tool of an agent.",

@@ -1,4 +1,4 @@
-"""Where the key of a new credential lies: in the environment, in a file of the owner's, or in one that we make."""
+"""Determine where the key of a new credential is: an environment variable, the owner's file, or a new file."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from retinue.operations.base import Desk
 from retinue.operations.model.credential_responses import environment_of
 from retinue.store.core.durable_files import put_private
 
-KEYS = "keys"  # the folder of the home that holds what was given to us by value
+KEYS = "keys"  # directory in the data directory for keys given by value
 KEY_LENGTH_MAX = 8_192
 PATH_LENGTH_MAX = 4_096
 REGION_LENGTH_MAX = 64
 
 _KEY = re.compile(rf"[!-~]{{1,{KEY_LENGTH_MAX}}}")
-# Capitals only, so that a key which is given here by mistake is refused without being repeated.
+# Capitals only: a key given here by mistake is rejected, and the error does not repeat it.
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,254}")
 
 Whose = Annotated[str, msgspec.Meta(description="the agent it belongs to; left out, it is the house's")]
 
 
 class Add(msgspec.Struct, forbid_unknown_fields=True):
-    """The key lies in one place: a variable of the house's environment, a file, or here, from where it is put away."""
+    """The key is in one place: an environment variable of the server, a file, or `key`, stored in a new file."""
 
     provider: Annotated[str, msgspec.Meta(description="whose models it is for")]
     name: Annotated[str, msgspec.Meta(description="what you call it")]
@@ -46,14 +46,14 @@ class Add(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def settings_of(desk: Desk) -> Mapping[str, ProviderSettings]:
-    """What is declared of providers, by their names as we call them."""
+    """Return the configured providers, by lowercase name."""
     if desk.config is None:
         return {}
     return {name.casefold(): each for name, each in desk.config.current.settings.providers.items()}
 
 
 def provider_name(desk: Desk, name: str) -> str:
-    """A provider as it is called here: one that is declared under just this name is meant before any alias."""
+    """Return the canonical provider name. A provider configured under this very name wins over an alias."""
     folded = name.casefold()
     return folded if folded in settings_of(desk) else PROVIDER_ALIASES.get(folded, folded)
 
@@ -90,7 +90,7 @@ def valid_region(region: str) -> str | None:
 
 
 def source_of(desk: Desk, caller: Principal, asked: Add, *, agent: str, id_: str) -> tuple[str, Path | None]:
-    """Where the key is, and the file that was made for it, if one was."""
+    """Return the location of the key, and the file created for it, if any."""
     if sum(map(bool, (asked.key_env, asked.key_file, asked.key))) != 1:
         raise Invalid(
             "a credential has its key in one place",
@@ -139,7 +139,7 @@ def _put_away(desk: Desk, caller: Principal, key: str, *, agent: str, id_: str) 
     folder = keys_folder(desk, agent)
     for each in (desk.home / KEYS, folder):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # A name of its own each time: two who add the same at once do not write over each other's.
+    # A unique name: concurrent requests for the same credential do not overwrite each other's file.
     path = folder / f"{id_}.{desk.ids.new()}"
     put_private(path, key.encode())
     return path
@@ -150,5 +150,5 @@ def keys_folder(desk: Desk, agent: str) -> Path:
 
 
 def refuse_unreadable(desk: Desk, credential: Credential) -> None:
-    """What cannot be read now would be left out later, silently for whoever has just added it."""
+    """Raise if the key cannot be read: later it would be skipped without an error."""
     secret_of(credential).read(environment_of(desk))

@@ -1,4 +1,4 @@
-"""What the house says about credentials: where a key is and how it fared, never what it is."""
+"""Response types of the credential operations: location of the key and its failures, never the key itself."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class State(StrEnum):
 
 
 class CredentialShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """Where its key is, never what it is. An agent of null means: it is the house's.
+    """One credential: the location of its key, never the key. `agent` is null if it belongs to the instance.
 
-    Failures are told by model; those for which no model is to blame stand under `*`.
+    `failures` are keyed by model; failures that concern all models are under `*`.
     """
 
     id: str
@@ -52,7 +52,7 @@ class CredentialShown(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class CredentialsListed(msgspec.Struct, frozen=True):
-    """For each provider and owner in the order in which they are asked."""
+    """Credentials in the order in which they are tried, per provider and owner."""
 
     credentials: list[CredentialShown]
 

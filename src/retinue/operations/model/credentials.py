@@ -1,4 +1,4 @@
-"""What one can ask about credentials: which there are, where their keys lie, how they fared. No answer holds a key."""
+"""Operations on model credentials: list, add, remove, order, and mark as used or failed. No answer has a key."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ OfModel = Annotated[str, msgspec.Meta(description="only with this model; left ou
 
 
 class Reason(StrEnum):
-    """Failures for which a credential is left alone for a while."""
+    """Failures that put a credential into a cooldown."""
 
     AUTH = Failure.AUTH.value
     PERMISSION = Failure.PERMISSION.value
@@ -125,7 +125,7 @@ async def listed(desk: Desk, caller: Principal, asked: Which) -> CredentialsList
 
 
 async def add(desk: Desk, caller: Principal, asked: Add) -> CredentialShown:
-    """The key is in its file before anything is stored of it, and goes again where nothing is."""
+    """Add a credential. Its key file is written first, and deleted again if the credential is not stored."""
     now = desk.clock.now()
     agent = await desk.store.read(partial(_whose, name=asked.agent))
     named, region = new_id(desk, asked), valid_region(asked.region)
@@ -166,7 +166,7 @@ async def add(desk: Desk, caller: Principal, asked: Add) -> CredentialShown:
 
 
 async def remove(desk: Desk, caller: Principal, asked: ById) -> CredentialRemoved:
-    """A key that was put away for it goes first: a credential without a key says so, a key without one would not."""
+    """Remove a credential. Its key file is deleted first: a credential without a key is noticed, a stray key is not."""
     credential = await desk.store.read(partial(_find, desk=desk, id_=asked.id, whose=asked.agent))
     if is_found(credential.id):
         raise Conflict(
@@ -204,7 +204,7 @@ async def set_order(desk: Desk, caller: Principal, asked: SetOrder) -> Credentia
 
 
 async def mark_used(desk: Desk, caller: Principal, asked: Used) -> CredentialShown:
-    """It served: what had failed with it is forgiven."""
+    """Mark a credential as used successfully, which clears its failures."""
     now = desk.clock.now()
 
     def body(conn: sa.Connection) -> tuple[Credential, States]:
@@ -222,7 +222,7 @@ async def mark_failed(desk: Desk, caller: Principal, asked: Failed) -> Credentia
     def body(conn: sa.Connection) -> tuple[Credential, States]:
         credential = _find(conn, desk=desk, id_=asked.id, whose=asked.agent)
         mark = cooldowns.mark(credential, asked.model, Failure(asked.reason.value), at=now)
-        assert isinstance(mark, Mark)  # every reason that can be given is one that cools
+        assert isinstance(mark, Mark)  # every `CredentialFailureReason` causes a cooldown
         credentials.mark_failed(conn, mark, cooled)
         return credential, _states(conn, now)
 
@@ -231,7 +231,7 @@ async def mark_failed(desk: Desk, caller: Principal, asked: Failed) -> Credentia
 
 
 async def clear(desk: Desk, caller: Principal, asked: Used) -> CredentialShown:
-    """Forget that it failed: it is asked again at once."""
+    """Clear the failures of a credential, so that it is used again at once."""
     now = desk.clock.now()
 
     def body(conn: sa.Connection) -> tuple[Credential, States]:
@@ -243,7 +243,7 @@ async def clear(desk: Desk, caller: Principal, asked: Used) -> CredentialShown:
     return shown(desk, credential, states, now)
 
 
-# What there is
+# --- lookups ---
 
 
 def _states(conn: sa.Connection, now: datetime) -> States:
@@ -262,7 +262,10 @@ def _all(desk: Desk, conn: sa.Connection) -> list[Credential]:
 
 
 def _whose(conn: sa.Connection, name: str, *, gone_too: bool = False) -> str:
-    """An agent as it is spelled here; no name means the house. What one who was let go has left is still its own."""
+    """Return the agent's name as registered, or "" for the instance.
+
+    `include_deleted` also finds deleted agents that still have credentials.
+    """
     if not name:
         return ""
     if (agent := agents.find(conn, name)) is not None:

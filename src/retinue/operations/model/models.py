@@ -1,4 +1,4 @@
-"""What one can ask about models: which there are, and which would be asked now, and why."""
+"""Operations on models: list the available ones, and show which an agent would use now, and why."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ FREE = "free"
 
 
 class Show(msgspec.Struct, forbid_unknown_fields=True):
-    """Without an agent: all of the staff. With a session: what was chosen there counts."""
+    """Without an agent, show all agents. With a session, apply the model chosen in it."""
 
     agent: str = ""
     session: str = ""
 
 
 class ModelListed(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
-    """`number` chooses it in a chat. `missing` says what to set before it can be asked, `retired` what to use
-    instead."""
+    """One model. `number` selects it in a chat command.
+
+    `missing` says what to set before it can be used; `retired` says what to use instead.
+    """
 
     number: int
     model: str
     alias: str | UnsetType = UNSET
-    sold_by: str | UnsetType = UNSET  # what people call the provider, where it has such a name
+    sold_by: str | UnsetType = UNSET  # display name of the provider, if it has one
     window_tokens: int
     output_tokens_max: int
     vision: bool
@@ -56,7 +58,7 @@ class ModelListed(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
 
 
 class ModelsListed(msgspec.Struct, frozen=True, rename="kebab"):
-    """`allow` is empty where all may be used. What is known of models without asking providers is of `known_on`."""
+    """`allow` is empty if all models may be used. `known_on` is the date of the built-in model data."""
 
     models: list[ModelListed]
     allow: list[str]
@@ -73,9 +75,9 @@ class ModelInChain(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
 
 
 class AgentsModels(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
-    """The models that would be asked for an agent, in this order. `now` says how they stand at this moment.
+    """The models that an agent would use, in order. `now` explains their current status.
 
-    `refused` takes their place where none can be asked.
+    If no model can be used, `refused` has the reason.
     """
 
     agent: str
@@ -88,7 +90,7 @@ class AgentsModels(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
 
 
 class ModelsShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """What is known of models without asking providers is of `known_on`."""
+    """Models per agent. `known_on` is the date of the built-in model data."""
 
     default: str
     default_because: str
@@ -98,7 +100,7 @@ class ModelsShown(msgspec.Struct, frozen=True, rename="kebab"):
 
 async def list_models(desk: Desk, caller: Principal, asked: Nothing) -> ModelsListed:
     catalog = _catalog(desk)
-    offers = await asyncio.to_thread(catalog.numbered)  # the first to ask for prices loads them
+    offers = await asyncio.to_thread(catalog.numbered)  # in a thread: the first call loads the prices
     return ModelsListed(
         models=[
             ModelListed(
@@ -181,7 +183,7 @@ async def _of_agent(desk: Desk, catalog: Catalog, agent: Agent, mind: Mind, sess
 
 
 def price_words(price: Price | None) -> str:
-    """For a million tokens, read and written."""
+    """Return the price per million input and output tokens as text."""
     if price is None:
         return NOT_KNOWN
     words = f"{usd(price.input)} in, {usd(price.output)} out"
@@ -207,7 +209,7 @@ def _catalog(desk: Desk) -> Catalog:
 
 
 def _asked_about(conn: sa.Connection, caller: Principal, name: str) -> Sequence[Agent]:
-    """One agent, or all. For an agent there is only itself."""
+    """Return one agent, or all. An agent sees only itself."""
     own = caller.address.name if caller.address.kind is AddressKind.AGENT else ""
     return [find_agent(conn, caller, name or own)] if name or own else agents.everyone(conn)
 

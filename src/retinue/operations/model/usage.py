@@ -1,4 +1,4 @@
-"""What one can ask about money: what was used, what it cost, and how much of each cap is spent."""
+"""Operations on usage and cost: totals, daily series, and the budgets with what is spent of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DAYS_MAX = 400
 
 
 class Usage(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
-    """`from` and `to` are dates, both included. Left out: the last 30 days. Estimates of tokens are in no number."""
+    """`from` and `to` are dates, both included; the default is the last 30 days. Estimated tokens are not counted."""
 
     by: By = By.DAY
     from_: str = ""
@@ -44,7 +44,7 @@ class Usage(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}
 
 
 class UsedShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """`cost-microusd` holds `unknown-microusd`: what calls may have cost at most, whose end nobody told of."""
+    """`cost-microusd` includes `unknown-microusd`: the maximum cost of calls whose end is unknown."""
 
     key: str
     calls: int
@@ -70,7 +70,7 @@ class UsageShown(msgspec.Struct, frozen=True, rename={"from_": "from", "left_out
 
 
 class Apart(StrEnum):
-    """What can be told apart in each day."""
+    """How the usage of a day is grouped."""
 
     AGENT = "agent"
     MODEL = "model"
@@ -79,7 +79,7 @@ class Apart(StrEnum):
 
 
 class InDays(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}):
-    """As for `usage.show`. `limit`: how many are told apart; the others are one together."""
+    """Dates as in `usage.show`. `limit` is the number of series; all others are summed in one."""
 
     by: Apart = Apart.AGENT
     from_: str = ""
@@ -88,7 +88,7 @@ class InDays(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"
 
 
 class UsedInDays(msgspec.Struct, frozen=True, rename="kebab"):
-    """One number for each day, in their order. `rest`: those that are not told apart, under no name."""
+    """One value per day. `rest` marks the sum of all other series; its key is empty."""
 
     key: str
     rest: bool
@@ -99,7 +99,7 @@ class UsedInDays(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class DaysShown(msgspec.Struct, frozen=True):
-    """The dearest first."""
+    """Daily series, the most expensive first."""
 
     by: Apart
     days: list[str]
@@ -108,7 +108,7 @@ class DaysShown(msgspec.Struct, frozen=True):
 
 
 class BudgetShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """One cap. What is capped run by run has neither sums nor a day on which it begins anew."""
+    """One budget. Limits per run or run tree have no sums and no reset date."""
 
     what: str
     whose: str
@@ -128,7 +128,7 @@ class BudgetsShown(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 async def show(desk: Desk, caller: Principal, asked: Usage) -> UsageShown:
-    """An owner sees all, a person what was spent for them, an agent what it spent itself."""
+    """Show usage. The owner sees all, a person what was spent for them, an agent what it spent itself."""
     fewer = "ask for fewer days, or for one agent or person"
     check_limit(asked.limit, least=ROWS_LEAST, most=ROWS_MAX, try_this=fewer)
     first, last = _span(desk, asked.from_, asked.to)
@@ -156,7 +156,7 @@ async def show(desk: Desk, caller: Principal, asked: Usage) -> UsageShown:
 
 
 async def in_days(desk: Desk, caller: Principal, asked: InDays) -> DaysShown:
-    """The same, told apart within each day: what a plot over days is drawn from."""
+    """Show usage per day and group, for a chart over time."""
     if not 1 <= asked.limit <= APART_MAX:
         raise Invalid(
             f"{asked.limit} cannot be told apart",
@@ -219,7 +219,7 @@ def _span(desk: Desk, from_: str, to: str) -> tuple[date, date]:
 
 
 def _date(desk: Desk, text: str) -> date:
-    """A day: a date, or a span from now."""
+    """Parse a date, or a span relative to now."""
     if text.strip()[:1] in ("+", "-"):
         return parse_when(text, now=desk.clock.now(), zone=desk.zone).astimezone(desk.zone).date()
     try:
@@ -237,7 +237,7 @@ def _date(desk: Desk, text: str) -> date:
 
 
 def _spelled(found: object, typed: str) -> str:
-    """As it is spelled here. Whoever is gone may still have spent something."""
+    """Return the registered spelling, or the given one: deleted agents and people may still have usage."""
     return getattr(found, "name", typed) if typed else ""
 
 
@@ -246,7 +246,7 @@ def _form(used: Used) -> UsedShown:
 
 
 async def budgets(desk: Desk, caller: Principal, asked: Nothing) -> BudgetsShown:
-    """The caps there are, as far as the caller may know of them: the house's own are the owner's."""
+    """Show the budgets that the caller may see. Those of the instance are visible to the owner only."""
     settings = desk.config.current.settings.budgets if desk.config else Budgets()
     now = days(desk.clock.now(), desk.zone)
 

@@ -1,4 +1,4 @@
-"""What one can ask about notifications: each person has their own."""
+"""Operations on notifications: create, list, mark as read and clear. Each person sees only their own."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Listing(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Which(msgspec.Struct, forbid_unknown_fields=True):
-    """One of the two."""
+    """Exactly one of `id` and `all`."""
 
     id: str = ""
     all: Annotated[bool, Meta(description="all of yours")] = False
 
 
 class NotificationShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """`untrusted`: its words are from outside, or were made from such."""
+    """One notification. `untrusted`: its text comes from outside, or from untrusted text."""
 
     id: str
     sender: str = msgspec.field(name="from")
@@ -59,7 +59,7 @@ class NotificationShown(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class NotificationsListed(msgspec.Struct, frozen=True):
-    """`next` is the `before` of the page after this one. `unread` counts all of them."""
+    """One page. `next` is the `before` of the next page. `unread` counts all unread notifications."""
 
     notifications: list[NotificationShown]
     unread: int

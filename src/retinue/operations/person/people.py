@@ -1,4 +1,4 @@
-"""What one can ask about people: who is here, who may come, and who is to be forgotten."""
+"""Operations on people: list, invite, change the role, and erase."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SetRole(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Forget(msgspec.Struct, forbid_unknown_fields=True):
-    """`confirm` repeats the name: what is forgotten cannot be brought back."""
+    """`confirm` repeats the name, because erasing cannot be undone."""
 
     name: str
     confirm: str = ""
@@ -63,7 +63,7 @@ class CallerShown(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class PersonInvited(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """Asked again with the same key, `shown-once` names the invitation in its place."""
+    """If the request is repeated with the same key, `shown-once` lists `invitation` instead."""
 
     name: str
     role: Role
@@ -73,7 +73,7 @@ class PersonInvited(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class PersonForgotten(msgspec.Struct, frozen=True):
-    """How much of theirs was taken out of the store."""
+    """Numbers of rows erased from the store."""
 
     name: str
     sessions: int
@@ -82,7 +82,7 @@ class PersonForgotten(msgspec.Struct, frozen=True):
 
 
 async def listed(desk: Desk, caller: Principal, asked: Nothing) -> PeopleListed:
-    """Everyone, for those at home here; guests see themselves."""
+    """List all people. Guests see only themselves."""
     found = await desk.store.scan(people.everyone)
     if not reaches(caller.level, PermissionLevel.STANDARD):
         found = [person for person in found if address.person(person.name) == caller.address]
@@ -110,7 +110,7 @@ async def invite(desk: Desk, caller: Principal, asked: Invite) -> PersonInvited:
 
     def body(conn: sa.Connection) -> None:
         _refuse_taken(conn, name)
-        # A second invitation of the same name takes the place of the first.
+        # A new invitation replaces an earlier one of the same name.
         tokens.revoke_all(conn, str(address.person(name)), at_ms=to_ms(now))
         tokens.add(conn, token, token_hash)
 
@@ -119,7 +119,7 @@ async def invite(desk: Desk, caller: Principal, asked: Invite) -> PersonInvited:
 
 
 async def accept_invitation(desk: Desk, secret: str) -> dict[str, Any]:
-    """Whoever holds an invitation becomes the person it names, once, and gets a token of their own."""
+    """Redeem an invitation, once: add the person it names and return a token for them."""
     now = desk.clock.now()
     look = partial(tokens.by_hash, token_hash=hash_of(secret), now_ms=to_ms(now))
     invitation = await desk.store.read(look)
@@ -130,7 +130,7 @@ async def accept_invitation(desk: Desk, secret: str) -> dict[str, Any]:
 
     def body(conn: sa.Connection) -> None:
         if not tokens.revoke(conn, invitation.id, at_ms=to_ms(now)):
-            raise _not_good()  # someone was quicker
+            raise _not_good()  # redeemed by a concurrent request
         _refuse_taken(conn, name)
         people.add(conn, Person(name=name, role=role), at_ms=to_ms(now))
         tokens.add(conn, token, token_hash)
@@ -169,7 +169,7 @@ async def set_role(desk: Desk, caller: Principal, asked: SetRole) -> PersonShown
 
 
 async def forget(desk: Desk, caller: Principal, asked: Forget) -> PersonForgotten:
-    """Sign them out everywhere, take their words out of the store, and let nobody have their name."""
+    """Erase a person: revoke all access, remove their messages from the store and block their name."""
     now_ms = to_ms(desk.clock.now())
     person = await desk.store.read(lambda conn: _find(conn, asked.name))
     _refuse_owner(person, None)
@@ -181,7 +181,7 @@ async def forget(desk: Desk, caller: Principal, asked: Forget) -> PersonForgotte
             code="person.not-confirmed",
         )
     from retinue.store.maintenance import (
-        erase_person,  # much SQL that is seldom asked for: a start does not wait for it
+        erase_person,  # lazy: large and rarely needed
     )
 
     for session in await desk.store.scan(partial(erase_person.own_sessions, person=person.name)):

@@ -1,4 +1,4 @@
-"""What a person has set for themselves: small values by key, the same on every device."""
+"""Operations on preferences: small values by key that a person stores, the same on every device."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from retinue.operations.base import Desk, Nothing, Operation
 from retinue.store.core.transaction import Page
 from retinue.store.people import preferences
 
-VALUE_BYTES_MAX = 32_768  # of one value, as JSON
-KEYS_MAX = 100  # of one person
+VALUE_BYTES_MAX = 32_768  # per value, as JSON
+KEYS_MAX = 100  # per person
 
 _KEY = re.compile(r"[a-z][a-z0-9.-]{0,63}")
 _encode = msgspec.json.Encoder().encode
@@ -39,7 +39,7 @@ class Set(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PreferenceShown(msgspec.Struct, frozen=True):
-    """`value` is null where nothing was set."""
+    """One preference. `value` is null if it is not set."""
 
     key: str
     value: Any

@@ -1,4 +1,4 @@
-"""What one can ask about tokens. A secret is shown once, in the answer that made it, and never again."""
+"""Operations on tokens. A secret is shown once, in the response that created it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from retinue.store.agents import agents
 from retinue.store.people import people, tokens
 
 LABEL_LENGTH_MAX = 80
-TOKENS_MAX = 100  # for each principal
+TOKENS_MAX = 100  # per principal
 CODE_EXPIRES_AFTER_S = 300
 
 
 class Create(msgspec.Struct, forbid_unknown_fields=True):
-    """For yourself, unless `principal` names someone else: then only the owner may."""
+    """Create a token for yourself. Only the owner may name another `principal`."""
 
     label: str = ""
     principal: str = ""
@@ -57,7 +57,7 @@ class TokensListed(msgspec.Struct, frozen=True):
 
 
 class TokenMade(TokenListed, frozen=True, rename="kebab"):
-    """Asked again with the same key, `shown-once` names the secret in its place."""
+    """If the request is repeated with the same key, `shown-once` lists `token` instead."""
 
     token: str | msgspec.UnsetType = msgspec.UNSET
     shown_once: list[str] | msgspec.UnsetType = msgspec.UNSET
@@ -86,7 +86,7 @@ def new_token(
     expires_at: datetime | None = None,
     body: str = "",
 ) -> tuple[Token, str, str]:
-    """A token, its secret, and the hash under which it is kept."""
+    """Return a new token, its secret, and the hash to store."""
     secret = desk.secrets()
     token = Token(
         id=TokenId(desk.ids.new()),
@@ -150,7 +150,7 @@ async def revoke(desk: Desk, caller: Principal, asked: ById) -> TokenRevoked:
 
 
 async def rotate(desk: Desk, caller: Principal, asked: ById) -> TokenMade:
-    """A new secret in place of the old one, in one commit: at no moment are both good, or neither."""
+    """Replace a token's secret, in one commit: exactly one of the two is valid at any time."""
     now = desk.clock.now()
     old = await desk.store.read(lambda conn: _find(conn, caller, asked, now_ms=to_ms(now)))
     token, secret, token_hash = new_token(
@@ -167,7 +167,7 @@ async def rotate(desk: Desk, caller: Principal, asked: ById) -> TokenMade:
 
 
 async def code(desk: Desk, caller: Principal, asked: Nothing) -> CodeMade:
-    """A code that signs a browser in as you, once, within minutes."""
+    """Create a code that signs a browser in as the caller, once, within five minutes."""
     now = desk.clock.now()
     expires_at = now + timedelta(seconds=CODE_EXPIRES_AFTER_S)
     if caller.address.kind is not AddressKind.PERSON:
@@ -197,7 +197,7 @@ def _form(desk: Desk, token: Token, form: type[Form], /, **more: Any) -> Form:
 
 
 def _whose(conn: sa.Connection, *, caller: Principal, text: str) -> Address:
-    """The caller, or for the owner anyone who is here. For everyone else, others are not there."""
+    """Return the principal: the caller, or for the owner any known person or agent. Others are not found."""
     if not text or text == str(caller.address):
         return caller.address
     named = address.parse(text)

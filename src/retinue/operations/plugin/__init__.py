@@ -1,1 +1,1 @@
-"""Operations of the noun `plugin`."""
+"""Operations on plugins."""

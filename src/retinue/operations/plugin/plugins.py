@@ -1,7 +1,7 @@
-"""What one can ask about plug-ins: which are here, how they fare, and what they are told by the settings.
+"""List, inspect, configure, enable and reload plugins.
 
-The settings file is the truth of which are loaded and how: what is changed here is written there, once the plug-in has
-found it valid, and taken up at once.
+The settings file decides which plugins are loaded, and with which settings. The plugin validates a
+change first; then it is written to the file and applied immediately.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ SETTINGS_DEPTH_MAX = 16
 
 
 class GuestState(StrEnum):
-    """How a plug-in fares."""
+    """Status of a plugin instance."""
 
     LOADED = "loaded"
-    OFF = "off"  # by the settings, or because another is exclusive
+    OFF = "off"  # disabled in the settings, or excluded by an exclusive plugin
     FAILED = "failed"
-    INSTALLED = "installed"  # and named by no setting
+    INSTALLED = "installed"  # but not named in the settings
 
 
 class Guest(msgspec.Struct, frozen=True, rename={"try_this": "try", "settings_schema": "settings-schema"}):
-    """One instance of a plug-in, or one that is installed and not used. `brings` has names by kind."""
+    """One plugin instance, or a plugin that is installed but not used.
+
+    `brings` maps a kind to the names that the plugin registers.
+    """
 
     instance: str
     plugin: str
@@ -53,7 +56,7 @@ class Guest(msgspec.Struct, frozen=True, rename={"try_this": "try", "settings_sc
 
 
 class Guests(Protocol):
-    """Who else is here: what operations need of it."""
+    """The loaded plugins, as operations need them."""
 
     async def everyone(self) -> Sequence[Guest]: ...
 
@@ -62,20 +65,23 @@ class Guests(Protocol):
     def skill_folders(self) -> Sequence[tuple[str, Path]]: ...
 
     def runners(self) -> Collection[str]:
-        """By name: what an agent can be given as its runner, beside the house's own."""
+        """Names of the runners that plugins add to the built-in ones."""
         ...
 
     async def valid(self, instance: str, settings: PluginSettings) -> None:
-        """Raises what is wrong with settings that an instance is to have. Nothing is loaded or changed by it."""
+        """Raise an error if an instance cannot use these settings. Loads and changes nothing."""
         ...
 
     async def fit(self, wanted: Mapping[str, PluginSettings], *, again: str = "") -> None:
-        """Load and unload until those are here that should be. `again` is loaded anew, also if nothing changed."""
+        """Load and unload plugins until they match `wanted`.
+
+        Load `reload` again even if it did not change.
+        """
         ...
 
 
 def guests_of(holder: object) -> Guests | None:
-    """Of a desk or of what the doctor looks at; None in a house that has no plug-ins at all."""
+    """Return the plugins of a `Services` or `DoctorContext`, or None if there is no plugin support."""
     return cast("Guests | None", getattr(holder, "plugins", None))
 
 
@@ -113,7 +119,7 @@ class PluginsListed(msgspec.Struct, frozen=True):
 
 
 class PluginSettingsShown(msgspec.Struct, frozen=True):
-    """`schema` is what it can be told."""
+    """`schema` is the JSON schema of the settings."""
 
     name: str
     settings: dict[str, Any]
@@ -134,7 +140,7 @@ async def settings_of(desk: Desk, caller: Principal, asked: One) -> PluginSettin
 
 
 async def patch(desk: Desk, caller: Principal, asked: Change) -> PluginSettingsShown:
-    """Objects merge into each other, null takes a value out, anything else takes the place of what was there."""
+    """Merge settings: objects merge recursively, null removes a value, any other value replaces the old one."""
     held = _held(desk, asked.name)
     return await _become(desk, asked.name, _merged(held.settings, asked.settings, depth=1))
 
@@ -202,7 +208,7 @@ async def _shown(desk: Desk, name: str) -> PluginSettingsShown:
 
 
 async def _become(desk: Desk, name: str, settings: dict[str, Any]) -> PluginSettingsShown:
-    """Valid to the plug-in first, then in the file word for word, then in use."""
+    """Let the plugin validate the settings, write them to the settings file, then apply them."""
     held = _held(desk, name)
     await _guests(desk).valid(name, PluginSettings(plugin=held.plugin, settings=settings))
     changes = {"plugins": {name: {"settings": _changes(held.settings, settings)}}}
@@ -213,7 +219,7 @@ async def _become(desk: Desk, name: str, settings: dict[str, Any]) -> PluginSett
 
 async def _write(desk: Desk, changes: Mapping[str, Any]) -> None:
     keeper = desk.keeper()
-    from retinue.config.file_writer import change_file  # brings tomlkit, which most houses never need
+    from retinue.config.file_writer import change_file  # loads tomlkit, which most servers never need
 
     await asyncio.to_thread(change_file, keeper.environment, changes, expected_hash=keeper.current.hash)
     keeper.reload()
@@ -221,7 +227,10 @@ async def _write(desk: Desk, changes: Mapping[str, Any]) -> None:
 
 
 def _see_that_it_says(desk: Desk, name: str, changes: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """The writer of the file merges some lists by name; where that would say something else, nothing is written."""
+    """Raise an error if the patched file would not contain exactly the wanted settings.
+
+    The file writer merges some lists by name, so the result can differ. Nothing is written then.
+    """
     from retinue.config.toml_patch import patch as patched_text
 
     keeper = desk.keeper()
@@ -263,7 +272,10 @@ def _merged(into: Mapping[str, Any], change: Mapping[str, Any], *, depth: int) -
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """What turns one table into another, as the writer of the file takes it: None for what goes."""
+    """Return the patch that turns one table into another, as the file writer takes it.
+
+    None removes a key.
+    """
     changes: dict[str, Any] = {key: None for key in old if key not in new}
     for key, value in new.items():
         before = old.get(key)
@@ -275,7 +287,7 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _told(value: Any) -> Any:
-    """As it may be shown: where a secret is, and not what it is."""
+    """Replace each secret with its source (environment variable or file), so that the settings can be shown."""
     match value:
         case Secret():
             return {"env": value.env} if value.env else {"file": str(value.file)}
@@ -287,7 +299,7 @@ def _told(value: Any) -> Any:
             return value
 
 
-# For the doctor
+# --- doctor check ---
 
 
 async def _facts(scene: Scene) -> Sequence[Guest] | None:
@@ -301,7 +313,7 @@ def _judge(guests: Sequence[Guest]) -> list[Found]:
         sentence = f"the plug-in '{each.instance}' is {each.state}"
         if each.state is GuestState.FAILED:
             found.append(problem(sentence, because=each.because, try_this=each.try_this))
-        elif each.state is GuestState.OFF and each.try_this:  # the owner did not ask for it to be off
+        elif each.state is GuestState.OFF and each.try_this:  # it is off for another reason than the owner's setting
             found.append(warning(sentence, because=each.because, try_this=each.try_this))
         elif each.state is GuestState.LOADED and each.because:
             found.append(

@@ -1,1 +1,1 @@
-"""Operations of the noun `policy`."""
+"""Operations on tool policy, tools and grants."""

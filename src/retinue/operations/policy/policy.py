@@ -1,4 +1,4 @@
-"""What one can ask about who may use what: why, what a change of the rules would change, and what was granted."""
+"""Explain and test tool policy, list tools, and manage grants."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class FindingShown(msgspec.Struct):
 
 
 class Explained(msgspec.Struct, rename="kebab"):
-    """The verdict, which setting it hangs on, and what each layer said."""
+    """The decision, the setting it depends on, and the finding of each policy layer."""
 
     agent: str
     tool: str
@@ -85,7 +85,7 @@ class Explained(msgspec.Struct, rename="kebab"):
 
 
 class Test(msgspec.Struct, forbid_unknown_fields=True):
-    """Without `text`, the settings file as it is on the disk."""
+    """Without `text`, the settings file on disk is tested."""
 
     text: Annotated[str | None, msgspec.Meta(description="the text of a settings file; left out, the one on disk")] = (
         None
@@ -109,8 +109,8 @@ class Tested(msgspec.Struct, rename="kebab"):
     calls: int
     sessions: int
     differences: list[Difference]
-    left_out: int  # differences that are not shown
-    stopped: str  # why not all calls were asked about; empty where they were
+    left_out: int  # number of differences not listed
+    stopped: str  # why some calls were not tested; empty if all were
 
 
 class ToolShown(msgspec.Struct, rename="kebab"):
@@ -166,11 +166,11 @@ class GrantRevoked(msgspec.Struct):
     revoked: bool
 
 
-# --- why ---
+# --- explain ---
 
 
 async def explain(desk: Desk, caller: Principal, asked: Explain) -> Explained:
-    """What would become of this call, if it came in by this door now."""
+    """Explain how policy would decide this call if it arrived now from this call source."""
     toolbox = _toolbox(desk)
     spec = toolbox.spec(asked.tool)
     if spec is None:
@@ -210,11 +210,11 @@ def _toolbox(desk: Desk) -> Toolbox:
     return desk.toolbox
 
 
-# --- what a change would change ---
+# --- test proposed settings ---
 
 
 async def test(desk: Desk, caller: Principal, asked: Test) -> Tested:
-    """Ask both policies about every call that was ever recorded, in the context in which it was made."""
+    """Decide every recorded call under the current and the proposed settings, each in its original context."""
     examined = await asyncio.to_thread(examine, desk.keeper().environment, text=asked.text)
     if examined.faults:
         raise Invalid(
@@ -227,7 +227,7 @@ async def test(desk: Desk, caller: Principal, asked: Test) -> Tested:
     origin = house_policy(then.settings.origin)
     toolbox = _toolbox(desk)
     both = _Both(
-        # Both are copies: what is asked here is not to be performed, and no tool is to take it for that.
+        # Use copies: these calls are only decided, and no tool may treat them as real.
         now=toolbox.under(desk.keeper().current.settings),
         then=toolbox.under(then.settings, origin=lambda: origin),
         staff={agent.name.casefold(): agent for agent in then.staff.agents},
@@ -242,13 +242,13 @@ async def test(desk: Desk, caller: Principal, asked: Test) -> Tested:
                 await _replay(found, both, desk, history)
             if found.stopped:
                 return found
-            await asyncio.sleep(0)  # others are waiting for the house too
+            await asyncio.sleep(0)  # let other tasks run
         after = page[-1]
     return found
 
 
 class _Both(Struct, frozen=True, kw_only=True):
-    """The rules as they are and as they would be, and the staff as it would be."""
+    """The current and the proposed policy, and the agents as the proposed settings declare them."""
 
     now: Toolbox
     then: Toolbox
@@ -256,7 +256,7 @@ class _Both(Struct, frozen=True, kw_only=True):
 
 
 class _History(Struct, frozen=True, kw_only=True):
-    """A session as it is kept, and for whom each of its runs worked."""
+    """One session's records, with the sender and the requesters of each run."""
 
     agent: Agent
     session: Session
@@ -456,7 +456,10 @@ async def revoke_grant(desk: Desk, caller: Principal, asked: GrantNamed) -> Gran
 
 
 def _only_people(caller: Principal) -> None:
-    """An agent hands on what it holds by `grant_permission`, whatever its level; it makes nothing of its own."""
+    """Agents pass on permissions with `grant_permission`.
+
+    No permission level lets them create grants here.
+    """
     if not caller.sees_all:
         raise NotAllowed(
             "you may not grant or revoke",

@@ -1,1 +1,1 @@
-"""Operations of the noun `run`."""
+"""Operations on runs."""

@@ -1,4 +1,4 @@
-"""Looking through runs: which there were, for whom, what each took and how it came out."""
+"""List runs with their cost and result, newest first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LISTED_MIN, LISTED_MAX = 1, 100
 
 
 class List(msgspec.Struct, forbid_unknown_fields=True):
-    """Newest first. `cursor` is the `next` of the page before."""
+    """Newest first. `cursor` is the `next` of the previous page."""
 
     agent: Annotated[str, msgspec.Meta(description="only runs of this agent")] = ""
     session: Annotated[str, msgspec.Meta(description="only runs in this session")] = ""
@@ -46,8 +46,12 @@ class List(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RunListed(msgspec.Struct, frozen=True, rename="kebab"):
-    """`error` says because of what it ended, where it did not end well. `turns` and `tool-calls` are counted from its
-    steps; where those were purged, turns are those that cost something, and `tool-calls` is null."""
+    """One row of the run list.
+
+    `error` is the reason if the run did not complete. `turns` and `tool-calls` are counted from the
+    run's steps. After the steps are purged, `turns` counts the turns with a charged model call, and
+    `tool-calls` is null.
+    """
 
     id: str
     agent: str
@@ -74,8 +78,11 @@ class RunListed(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class RunsListed(msgspec.Struct, frozen=True):
-    """`next` is the cursor of the page after this one. A page may be short of runs, or have none, and still be followed
-    by another: it looks at a bounded number of runs for those that fit."""
+    """`next` is the cursor of the next page.
+
+    A page can have fewer rows than `limit`, or none, and still have a `next`: each request examines
+    a limited number of runs.
+    """
 
     runs: list[RunListed]
     next: str | None
@@ -116,7 +123,10 @@ async def listing(desk: Desk, caller: Principal, asked: List) -> RunsListed:
 
 
 def _spelled(conn: sa.Connection, typed: str) -> str:
-    """As it is spelled here. Whoever is gone has left runs behind."""
+    """Return the agent's registered spelling.
+
+    Deleted agents still have runs, so unknown names pass unchanged.
+    """
     found = agents.find(conn, valid_name(typed, what="an agent"))
     return found.name if found is not None else typed
 

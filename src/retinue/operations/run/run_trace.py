@@ -1,4 +1,4 @@
-"""One run, act by act and in order: enough to draw it along a line of time."""
+"""Show everything a run did, in order and with timestamps, enough to draw a timeline."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from retinue.store.runs.model_calls import CallMade
 from retinue.store.runs.run_trace import StepTaken, Told, Trace, trace
 
 ACTS_SHOWN_MAX = 1_000
-TEXT_CHARS_MAX = 2_000  # shown of a reply, of a result, and of one argument of a call
-WORDS_CHARS_MAX = 200  # shown of an envelope
+TEXT_CHARS_MAX = 2_000  # per reply, result, or argument of a call
+WORDS_CHARS_MAX = 200  # per envelope
 
 _plain = msgspec.json.Encoder().encode
 
 
 class Came(StrEnum):
-    """What came of an act."""
+    """Status of a trace entry."""
 
     DONE = "done"
     FAILED = "failed"
-    OPEN = "open"  # at work
+    OPEN = "open"  # still running
     INTERRUPTED = "interrupted"
-    REFUSED = "refused"  # never made
+    REFUSED = "refused"  # never performed
 
 
 class EnvelopeRead(msgspec.Struct, frozen=True, rename="kebab", tag_field="act", tag="envelope-read"):
-    """`joined`: it came while the run was at work, which read it in the middle."""
+    """`joined`: the envelope arrived while the run was working, and the run read it then."""
 
     at_ms: int
     envelope: str
@@ -67,8 +67,11 @@ class EnvelopeSent(msgspec.Struct, frozen=True, rename="kebab", tag_field="act",
 
 
 class ModelAsked(msgspec.Struct, frozen=True, rename="kebab", tag_field="act", tag="model"):
-    """A call of a model, each attempt for itself. `summary`: to tell the context in short. `failure` is the kind of
-    error, `next-move` what was tried then. `record` is where the whole reply stands in the session's history."""
+    """One attempt at a model call.
+
+    `summary`: the call compacts the context. `failure` is the kind of error, and `next-move` what
+    was tried next. `record` is the number of the record that holds the full reply.
+    """
 
     at_ms: int
     ended_ms: int | None
@@ -90,8 +93,12 @@ class ModelAsked(msgspec.Struct, frozen=True, rename="kebab", tag_field="act", t
 
 
 class ToolCalled(msgspec.Struct, frozen=True, rename="kebab", tag_field="act", tag="tool"):
-    """`because` is the rule that allowed or refused it, and `approval` the question that was put about it. `output` is
-    cut; `record` is where it stands in the session's history, and `whole` the file that holds all of a long one."""
+    """One tool call.
+
+    `because` is the rule that allowed or refused it, and `approval` the approval that was requested
+    for it. `output` is truncated. `record` is the number of the record that holds it, and `whole`
+    the file that holds a long output in full.
+    """
 
     at_ms: int
     ended_ms: int | None
@@ -139,7 +146,10 @@ Act = EnvelopeRead | EnvelopeSent | ModelAsked | ToolCalled | PersonAsked | RunP
 
 
 class RunTraced(msgspec.Struct, frozen=True, rename="kebab"):
-    """`purged`: its steps are no longer kept, so what is left has no durations. Moments are unix milliseconds."""
+    """`purged`: the run's steps are deleted, so the remaining entries have no durations.
+
+    Times are Unix milliseconds.
+    """
 
     run: RunListed
     acts: list[Act]
@@ -151,7 +161,7 @@ async def show_trace(desk: Desk, caller: Principal, asked: ById) -> RunTraced:
     def body(conn: sa.Connection) -> RunTraced:
         _, id_ = find(conn, asked.id, (Noun.RUN,), seen_by=caller)
         run = runs.get(conn, id_)
-        assert run is not None  # found by its id, in the same picture of the store
+        assert run is not None  # found by its id in the same snapshot
         found = trace(conn, run)
         acts = acts_of(found)
         return RunTraced(
@@ -165,7 +175,10 @@ async def show_trace(desk: Desk, caller: Principal, asked: ById) -> RunTraced:
 
 
 def acts_of(found: Trace) -> list[Act]:
-    """In the order in which they began. What began at the same moment stands as it was told, cause before effect."""
+    """Return the entries ordered by start time.
+
+    Entries with the same time keep their order, cause before effect.
+    """
     acts: list[Act] = [*_envelopes_read(found), *_made(found), *map(_asked, found.approvals)]
     acts += [act for told in found.told if (act := _rest(found, told)) is not None]
     acts += [
@@ -185,7 +198,7 @@ def _is_purged(found: Trace) -> bool:
     return not found.steps and any(isinstance(record.body, Reply) for record in found.records)
 
 
-# --- mail, questions and rests ---
+# --- envelopes, approvals, suspend and resume ---
 
 
 def _envelopes_read(found: Trace) -> Iterator[EnvelopeRead]:
@@ -233,7 +246,7 @@ def _rest(found: Trace, told: Told) -> Act | None:
 
 
 def _made(found: Trace) -> Iterator[Act]:
-    """What left a record, with the step behind it; what has left none; and models that were asked in vain."""
+    """Yield the entries of records with their steps, of steps without a record, and of failed model calls."""
     by_seq = {taken.record_seq: taken for taken in found.steps if taken.record_seq is not None}
     calls: dict[str, Call] = {taken.step.call.id: taken.step.call for taken in found.steps if taken.step.call}
     turn = -1
@@ -256,7 +269,7 @@ def _made(found: Trace) -> Iterator[Act]:
 
 
 def _paid(calls: Sequence[CallMade], taken: StepTaken | None, turn: int) -> CallMade | None:
-    """The call of a model that came of a step, or, where steps are gone, of a turn."""
+    """Find the successful model call of a step, or of a turn if the steps are purged."""
     index = taken.step.index if taken is not None else 0
     at = taken.step.turn if taken is not None else turn
     return next((c for c in reversed(calls) if (c.turn, c.index) == (at, index) and c.failure is None), None)
@@ -310,7 +323,7 @@ def _in_vain(made: CallMade) -> ModelAsked:
 
 
 def _unrecorded(found: Trace, taken: StepTaken) -> Act:
-    """A step that is at work, or was broken off, or whose words are kept elsewhere."""
+    """Return the entry of a step without a record: open, interrupted, or closed without writing one."""
     step = taken.step
     came = {StepState.OPEN: Came.OPEN, StepState.INTERRUPTED: Came.INTERRUPTED, StepState.CLOSED: Came.DONE}[step.state]
     if step.kind is StepKind.TOOL:
@@ -385,7 +398,10 @@ def _tool(
 
 
 def _bounded(arguments: dict[str, Any]) -> dict[str, Any]:
-    """As they were given, but for what is too long, of which the beginning is shown as text."""
+    """Truncate long argument values.
+
+    A long value that is not a string is shown as truncated JSON text.
+    """
     return {name: _bounded_value(value) for name, value in arguments.items()}
 
 

@@ -1,4 +1,4 @@
-"""What one can ask about runs: how each came out, which models were asked, and what it took."""
+"""Show one run: its result, its model calls, tokens and cost."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ TIMED_OUT = "run.timed-out"
 
 
 class Result(StrEnum):
-    """How a run came out, for whoever asked for it. Each belongs to one status of the audited run."""
+    """Result of a run, as shown to the requester.
+
+    Each value except `open` corresponds to one run status.
+    """
 
     OK = "ok"
-    FAILOVER = "failover"  # answered, by another model than the first
-    COMPACTION = "compaction"  # answered, after its context was told in short
+    FAILOVER = "failover"  # answered by a fallback model
+    COMPACTION = "compaction"  # answered after its context was compacted
     TIMEOUT = "timeout"
     ERROR = "error"
     OPEN = "open"
@@ -47,7 +50,7 @@ class ById(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ModelCall(msgspec.Struct, frozen=True, rename="kebab"):
-    """A model that was asked: what it took, or why it did not reply and what was tried next."""
+    """One model call: its usage, or the error and what was tried next."""
 
     turn: int
     attempt: int
@@ -97,7 +100,7 @@ async def show_run(desk: Desk, caller: Principal, asked: ById) -> RunResult:
 def _result(conn: sa.Connection, *, desk: Desk, caller: Principal, text: str) -> RunResult:
     _, id_ = find(conn, text, (Noun.RUN,), seen_by=caller)
     run = runs.get(conn, id_)
-    assert run is not None  # found by its id, in the same picture of the store
+    assert run is not None  # found by its id in the same snapshot
     calls = model_calls.of_run(conn, id_)
     replied = [call for call in calls if call.failure is None and call.index == 0]
     total = total_of(calls)
@@ -119,7 +122,6 @@ def _result(conn: sa.Connection, *, desk: Desk, caller: Principal, text: str) ->
 
 
 def total_of(calls: Sequence[model_calls.CallMade]) -> Usage:
-    """What all of them took together."""
     return Usage(
         input_tokens=sum(call.usage.input_tokens for call in calls),
         output_tokens=sum(call.usage.output_tokens for call in calls),

@@ -1,1 +1,1 @@
-"""Operations of the noun `schedule`."""
+"""Operations on schedules, heartbeats, reminders and wake-ups."""

@@ -1,7 +1,7 @@
-"""`cron`, and what an agent keeps from one time of a schedule to the next. Operations do the work.
+"""The `cron` tool, and the tools that keep a schedule's memory between its occurrences.
 
-In a conversation, an agent knows where it is: its reminders carry what was last said there, its wake-ups come back
-there, and answers go to whoever listens there.
+Operations do the work. The tool adds what follows from the conversation: reminders can quote recent
+messages, wake-ups return to this session, and answers go to its reply address.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from retinue.tools.notify import person_of
 LINES_MAX = 10
 LINE_CHARS_MAX = 220
 LINES_CHARS_MAX = 700
-LOOKED_BACK_MAX = 60  # records, for the lines that a reminder carries
+LOOKED_BACK_MAX = 60  # records searched for recent messages
 NO_MEMORY = "No memory"
 
 _encode = msgspec.json.Encoder().encode
 
-# What each action asks of the house.
+# The operation that each action performs.
 ACTIONS: Mapping[str, str] = {
     "status": "schedule.show",
     "list": "schedule.list",
@@ -103,8 +103,12 @@ class CronArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Cron(Struct, frozen=True):
-    """Asked by an agent for itself, with its own rights: it sees and changes what it has set, and nothing else. In a
-    run for somebody else than the owner it asks as that person, and what it sets is theirs."""
+    """The `cron` tool.
+
+    The agent acts with its own rights: it sees and changes only the schedules that it owns. In a
+    run on behalf of a person other than the owner, it acts as that person, who then owns the
+    schedules.
+    """
 
     desk: Callable[[], Desk]
     operations: Mapping[str, Operation]
@@ -142,7 +146,7 @@ class Cron(Struct, frozen=True):
         return Output(text=answer.decode(), trust=Trust.PRIVATE if operation.effect else None)
 
     async def _fill_in(self, desk: Desk, arguments: CronArguments, parameters: dict[str, Any], scene: Scene) -> None:
-        """What an agent need not say, because it is where it is."""
+        """Add parameters that follow from the current conversation."""
         match arguments.action:
             case "wake":
                 parameters["session"] = scene.session
@@ -164,13 +168,13 @@ class Cron(Struct, frozen=True):
 
 
 async def _listener(desk: Desk, scene: Scene) -> str:
-    """Whoever listens in the conversation in which it is set hears the answers."""
+    """Return the reply address of the current session. A new schedule's answers go there."""
     session = await desk.store.read(lambda conn: sessions.get(conn, scene.session))
     return str(who_listens(session.origin)) if session is not None else ""
 
 
 def recent_lines(conn: sa.Connection, session: str, count: int) -> str:
-    """The last of what was said in a conversation, by whom, in a few short lines."""
+    """Return the last messages of a session as short lines with their senders."""
     found = sessions.get(conn, session)
     if found is None:
         return ""
@@ -188,7 +192,7 @@ def recent_lines(conn: sa.Connection, session: str, count: int) -> str:
 
 
 def _said(conn: sa.Connection, record: Record) -> list[str]:
-    """The newest first."""
+    """Return the record's messages as lines, newest first."""
     match record.body:
         case Reply(text=text) if text.strip():
             return [f"- Agent: {' '.join(text.split())}"]
@@ -204,7 +208,7 @@ def _who(sender: address.Address) -> str:
     return sender.name if sender.kind is AddressKind.PERSON else str(sender)
 
 
-# --- what a schedule keeps ---
+# --- memory of a schedule ---
 
 
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
@@ -217,19 +221,19 @@ class MemoryArguments(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def folder_of(schedule: Schedule) -> str:
-    """In the home of its agent: where it keeps its memory, and its files."""
+    """Return the folder of a schedule's memory and files, relative to the agent directory."""
     return f"schedules/{schedule.name or schedule.id}"
 
 
 def _at_its_folder(schedule: Schedule, scene: Scene) -> tuple[str, Scene]:
-    """Its memory, and a scene from which it can be reached, wherever the agent works."""
+    """Return the path of the schedule's memory, and a tool context that may write to its folder."""
     folder = scene.home / folder_of(schedule)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return str(folder / "MEMORY.md"), replace(scene, rights=replace(scene.rights, write=(*scene.rights.write, folder)))
 
 
 async def _schedule_of(desk: Desk, scene: Scene) -> Schedule:
-    """The schedule that the conversation of a call is for."""
+    """Return the schedule that the session of this call belongs to."""
     session = await desk.store.read(lambda conn: sessions.get(conn, scene.session))
     id_ = session.origin.key.removeprefix("schedule:") if session is not None else ""
     kept = await desk.store.read(lambda conn: schedules.get(conn, id_)) if scene.origin is OriginKind.SCHEDULE else None
@@ -311,7 +315,7 @@ class WriteMemory(Struct, frozen=True):
 
 
 def _is_empty(path: Path) -> bool:
-    """Words that say that there is nothing are not something."""
+    """Whether the file is missing, empty, or contains only the text for an empty memory."""
     try:
         with path.open(errors="replace") as file:
             return file.read(len(NO_MEMORY) + 2).strip() in ("", NO_MEMORY)

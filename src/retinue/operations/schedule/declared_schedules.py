@@ -1,4 +1,4 @@
-"""`[schedules.*]` of the settings file, for `apply`: what is declared against what is kept, as it is for the staff."""
+"""Apply `[schedules.*]` of the settings file: compare declared with stored schedules, as for agents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from retinue.store.core.transaction import Page
 from retinue.store.schedules import schedules
 from retinue.store.schedules.schedules import Kept
 
-SETTINGS = "settings"  # the source of what `apply` writes
+SETTINGS = "settings"  # source of schedules written by `apply`
 
 
 class PlannedSchedule(Struct, frozen=True):
@@ -38,7 +38,7 @@ class PlannedSchedule(Struct, frozen=True):
 def plan(
     conn: sa.Connection, desk: Desk, declared: Mapping[str, Mapping[str, Any]], *, take_file: bool, reset: bool
 ) -> list[PlannedSchedule]:
-    """In the order of the file, then what the file does not speak of."""
+    """Return the planned steps in the order of the file, then the schedules that the file does not declare."""
     here = {each.schedule.name.casefold(): each for each in _named(conn)}
     if reset:
         here = {}
@@ -151,7 +151,7 @@ def carry_out(page: Page, desk: Desk, plan: list[PlannedSchedule], caller: Princ
 
 
 def clear(page: Page, caller: Principal) -> int:
-    """All of them, for `--reset`."""
+    """Delete all schedules, for `--reset`."""
     cleared = 0
     while rows := schedules.everyone(page.conn, limit=500):
         for kept in rows:

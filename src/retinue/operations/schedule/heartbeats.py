@@ -1,4 +1,4 @@
-"""What one can ask about heartbeats: what is on the checklist of an agent, and that it be looked at now."""
+"""List and change the tasks of agents' heartbeats, and run a heartbeat now."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Run(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TaskListed(msgspec.Struct, frozen=True):
-    """`because`: why it is not done, where it is not."""
+    """`because`: why the task is not run; empty if it is."""
 
     id: str
     title: str
@@ -76,10 +76,10 @@ class TaskListed(msgspec.Struct, frozen=True):
 
 
 class HeartbeatListed(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """`checklist` is whether there is a HEARTBEAT.md, and whether anything is on it."""
+    """`checklist` is the state of HEARTBEAT.md: whether it exists, and whether it has content."""
 
     agent: str
-    schedule: str | None  # none, where it has no heartbeat
+    schedule: str | None  # None if it has no heartbeat
     enabled: bool
     because: str
     when: str
@@ -116,7 +116,7 @@ class TaskRemoved(msgspec.Struct, frozen=True):
 
 
 class HeartbeatRun(msgspec.Struct, frozen=True):
-    """`because`: why nothing was begun."""
+    """`because`: why no run was started."""
 
     agent: str
     begun: bool
@@ -124,11 +124,11 @@ class HeartbeatRun(msgspec.Struct, frozen=True):
     envelope: EnvelopeId | None
 
 
-# --- whose ---
+# --- agent and files ---
 
 
 async def _agent_of(desk: Desk, caller: Principal, named: str) -> Agent:
-    """The agent that is meant. What another is to do by itself is set by the owner alone."""
+    """Return the requested agent. Only the owner may change another agent's heartbeat."""
     own = caller.address.name if caller.address.kind is AddressKind.AGENT else ""
 
     def body(conn: sa.Connection) -> Agent:
@@ -159,7 +159,7 @@ async def _home(desk: Desk, agent: Agent) -> Path:
 
 
 def _look(desk: Desk) -> Look:
-    assert desk.ground is not None  # a house without files has no homes either
+    assert desk.ground is not None  # without file access there are no agent directories
     return partial(look_for, desk.ground)
 
 
@@ -178,7 +178,10 @@ async def _one(desk: Desk, agent: Agent, id_: str) -> Filed:
 
 
 async def listed(desk: Desk, caller: Principal, asked: Whose) -> HeartbeatsListed:
-    """Of everyone who has one, or has a task; a single agent's in any case."""
+    """List the heartbeats of agents that have one or have a task.
+
+    A single agent is always listed.
+    """
     if asked.agent or caller.address.kind is AddressKind.AGENT:
         staff = [await _agent_of(desk, caller, asked.agent)]
     elif not caller.sees_all:
@@ -233,7 +236,11 @@ async def add(desk: Desk, caller: Principal, asked: Add) -> TaskAdded:
 
 
 async def _put(desk: Desk, caller: Principal, agent: Agent, task: Task, asked: Add) -> Path:
-    """Words that came from outside stay marked as such: a file is no way to have them taken for orders."""
+    """Write the task file and keep its trust.
+
+    Text from untrusted sources stays marked as untrusted, so that a file cannot turn it into
+    instructions.
+    """
     home = await _home(desk, agent)
     real = os.path.join(os.path.realpath(home), heartbeat.FOLDER, f"{task.id}.md")
     write = partial(heartbeat_files.put, home, task, asked.gate, overwrite=asked.overwrite)
@@ -258,7 +265,10 @@ async def remove(desk: Desk, caller: Principal, asked: Which) -> TaskRemoved:
 
 
 async def run(desk: Desk, caller: Principal, asked: Run) -> HeartbeatRun:
-    """Now, whatever the hour. Where it is at work already, nothing more is begun."""
+    """Run a heartbeat now, whatever its active hours.
+
+    Unless forced, skip it if its last run is still working.
+    """
     agent = await _agent_of(desk, caller, asked.agent)
     ids = [task_id(id_) for id_ in dict.fromkeys(asked.ids)]
     if len(ids) > TASKS_MAX:

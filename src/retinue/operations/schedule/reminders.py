@@ -1,7 +1,8 @@
-"""Words for later: to a conversation of an agent (a wake-up), or to a person (a reminder, over which no agent works).
+"""Messages sent later: to an agent's session (a wake-up) or to a person (a reminder, without a
+run).
 
-Both are schedules that come once and are gone then. Their time is said with an offset, or as a span from now: what
-nine o'clock means to whoever asks must not depend on where the house stands.
+Both are one-shot schedules, deleted after they fire. Their time has a UTC offset or is relative to
+now: it must not depend on the server's time zone.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ class ById(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RemindersListed(msgspec.Struct, frozen=True):
-    """The soonest first."""
+    """Soonest first."""
 
     reminders: list[ScheduleShown]
 
 
 class WakeupsListed(msgspec.Struct, frozen=True):
-    """The soonest first. Those of other conversations are `redacted`."""
+    """Soonest first. Those of an agent's other sessions are `redacted`."""
 
     wakeups: list[ScheduleShown]
 
@@ -133,7 +134,7 @@ async def _keep(desk: Desk, caller: Principal, schedule: Schedule, *, most: int)
 
 
 def _at(desk: Desk, at: str, delay_s: int) -> str:
-    """A moment that means the same everywhere."""
+    """Return a time that does not depend on a time zone setting."""
     if bool(at.strip()) == bool(delay_s):
         raise Invalid(
             "this does not say when",
@@ -181,7 +182,7 @@ async def _list(desk: Desk, caller: Principal, kind: Kind, limit: int, *, here: 
         found = [kept for kept in schedules.listed_of(conn, kind, limit=limit, seen_by=caller) if kept.enabled]
         stood = [(kept, schedules.standing(conn, kept)) for kept in found]
         stood.sort(key=lambda pair: (pair[1].slot_at is None, pair[1].slot_at))
-        # An agent's conversations do not read each other's mail to themselves.
+        # A session of an agent must not read the wake-up texts of its other sessions.
         apart = caller.address.kind is AddressKind.AGENT and kind is Kind.WAKE_UP
         return [
             schedule_form(kept.schedule, standing, zone, redacted=apart and kept.schedule.to.rest != here)

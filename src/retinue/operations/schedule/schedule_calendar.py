@@ -1,4 +1,4 @@
-"""The schedules of the coming days, as a calendar shows them. It is reckoned out; nothing of it is kept."""
+"""Calendar of the coming days, computed from the schedules. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from retinue.store.schedules.schedules import Kept
 
 DAYS_MAX = 31
 SCHEDULES_SHOWN_MAX = 200
-TIMES_MAX = 60  # of one schedule: what comes more often is told in words
-TEXT_LENGTH_MAX = 200  # by which one without a name is known
+TIMES_MAX = 60  # per schedule; if there are more, `when` describes them
+TEXT_LENGTH_MAX = 200  # identifies a schedule without a name
 
 
 class Calendar(msgspec.Struct, forbid_unknown_fields=True):
@@ -31,8 +31,11 @@ class Calendar(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ComingShown(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
-    """`often`: it comes more than 60 times, and `times` has only the first of them; `when` tells the rest in words.
-    `text` is the beginning of it."""
+    """One schedule in the calendar.
+
+    `often`: it has more than 60 occurrences, so `times` has only the first; `when` describes the
+    rest. `text` is truncated.
+    """
 
     id: str
     name: str
@@ -45,7 +48,7 @@ class ComingShown(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
 
 
 class CalendarShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """In the owner's zone, the soonest first. `more`: others come, too, and are left out."""
+    """Times are in the owner's time zone, soonest first. `more`: further schedules were omitted."""
 
     zone: str
     now: str
@@ -64,13 +67,13 @@ async def calendar(desk: Desk, caller: Principal, asked: Calendar) -> CalendarSh
 
     found = await desk.store.scan(body)
     shown = found[:SCHEDULES_SHOWN_MAX]
-    # Two hundred schedules have twelve thousand times.
+    # 200 schedules can have 12,000 occurrences, so compute them in a thread.
     coming = await asyncio.to_thread(lambda: [_coming(kept, first, until, zone) for kept, first in shown])
     return CalendarShown(zone.key, show(now, zone), show(until, zone), coming, len(found) > len(shown))
 
 
 def end_of_days(now: datetime, zone: ZoneInfo, *, days: int) -> datetime:
-    """The midnight after so many days, of which today is the first."""
+    """Return the midnight that ends this many days, counting today."""
     last = now.astimezone(zone).date() + timedelta(days=days)
     return datetime.combine(last, time(), zone)
 

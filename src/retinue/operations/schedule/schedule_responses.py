@@ -1,4 +1,4 @@
-"""How schedules and their slots are told: in the owner's zone, and in words."""
+"""Response types of the schedule operations. Times are in the owner's time zone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from retinue.schedules.schedule_parser import GateForm, write
 
 
 class ScheduleShown(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
-    """`when` is in plain words, `zone` the one it goes by. `redacted`: another's, of which only the time is told."""
+    """`when` is a description of the times, and `zone` their time zone.
+
+    `redacted`: only the times are shown.
+    """
 
     id: str
     name: str
@@ -51,7 +54,10 @@ class ScheduleShown(msgspec.Struct, frozen=True, rename="kebab", kw_only=True):
 
 
 class SchedulesListed(msgspec.Struct, frozen=True, rename="kebab"):
-    """`next` is the `cursor` of the page after this one. `unread` are files of schedules that could not be read."""
+    """`next` is the `cursor` of the next page.
+
+    `unread` are schedule files that could not be read.
+    """
 
     schedules: list[ScheduleShown]
     next: str | None
@@ -72,7 +78,7 @@ class ScheduleDeleted(msgspec.Struct, frozen=True):
 
 
 class ScheduleRun(msgspec.Struct, frozen=True, rename="kebab"):
-    """`begun` is false where it was skipped, and `because` says why."""
+    """`begun` is false if the run was skipped; `because` is the reason."""
 
     id: str
     begun: bool
@@ -88,7 +94,11 @@ class ScheduleExplained(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class SlotShown(msgspec.Struct, frozen=True, rename="kebab"):
-    """`until` is there where one line stands for all slots before that moment; `count` is null for very many."""
+    """One occurrence.
+
+    If `until` is set, the row covers all occurrences before that time. `count` is null for a very
+    large number of them.
+    """
 
     number: int
     at: str
@@ -103,7 +113,7 @@ class SlotShown(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class ScheduleHistory(msgspec.Struct, frozen=True):
-    """The latest first. `next` is the `cursor` of the page after this one."""
+    """Newest first. `next` is the `cursor` of the next page."""
 
     slots: list[SlotShown]
     next: str | None

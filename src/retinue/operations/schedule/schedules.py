@@ -1,4 +1,7 @@
-"""What one can ask about schedules. Whoever owns one sees it and may change it; and the owner of the house."""
+"""Add, list, change, run and explain schedules.
+
+A schedule is visible to its owner and to the instance's owner.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ from retinue.tools.toolbox import Toolbox
 LISTED_MAX = 200
 COUNT_MAX = 20
 NUMBER_DIGITS_MAX = 18
-OTHERS_STEP_MIN = timedelta(seconds=60)  # for all but the owner: every slot may cost what a run costs
+OTHERS_STEP_MIN = timedelta(seconds=60)  # for everyone but the owner, because each occurrence can cost a run
 
 Meta = msgspec.Meta
 
@@ -74,7 +77,10 @@ class Add(Form):
 
 
 class Set(msgspec.Struct, forbid_unknown_fields=True):
-    """What is left out stays. Another way to say when takes the place of the one before; an empty text clears."""
+    """Omitted fields stay unchanged.
+
+    A new `at`, `every` or `cron` replaces the old one. An empty text clears a field.
+    """
 
     schedule: Annotated[str, Meta(description="its name or id")]
     to: str | None = None
@@ -112,7 +118,7 @@ class Listing(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Explain(msgspec.Struct, forbid_unknown_fields=True):
-    """Nothing is made of it."""
+    """Stores nothing."""
 
     cron: str = ""
     every: str = ""
@@ -130,11 +136,11 @@ class History(Which):
     cursor: Annotated[str, Meta(description="what the page before gave as next")] = ""
 
 
-# --- finding and may it ---
+# --- lookup and permission checks ---
 
 
 def find(conn: sa.Connection, text: str, *, seen_by: Principal) -> Kept:
-    """The one schedule that a name or a short id means, among those that are seen."""
+    """Return the one visible schedule with this name or id prefix."""
     named = schedules.by_name(conn, text.strip()) if text.strip() else None
     if named is not None and schedules.sees(seen_by, named.schedule):
         return named
@@ -158,12 +164,12 @@ def find(conn: sa.Connection, text: str, *, seen_by: Principal) -> Kept:
 
 
 def zone_of(desk: Desk) -> ZoneInfo:
-    """The owner's, as it is now."""
+    """Return the owner's current time zone."""
     return desk.config.current.settings.zone if desk.config is not None else desk.zone
 
 
 def check_may(desk: Desk, caller: Principal, schedule: Schedule, conn: sa.Connection) -> None:
-    """Whether this caller may have such a schedule: who it writes to, how often, and what its gate would run."""
+    """Raise an error if the caller may not have this schedule: its recipient, frequency, model and gate."""
     _check_recipient(conn, caller, schedule)
     if caller.sees_all:
         return
@@ -231,7 +237,7 @@ def _check_recipient(conn: sa.Connection, caller: Principal, schedule: Schedule)
 
 
 def _check_gate(desk: Desk, caller: Principal, conn: sa.Connection) -> None:
-    """A gate is a command. Whoever may not run one without being asked about it cannot have the clock do so."""
+    """Raise an error if the caller may not run commands without approval. A gate is a command."""
     agent = agents.find(conn, caller.address.name) if caller.address.kind is AddressKind.AGENT else None
     because = "a gate is a command that runs on this machine, and you are not its owner"
     if agent is not None and desk.toolbox is not None:
@@ -247,7 +253,7 @@ def _check_gate(desk: Desk, caller: Principal, conn: sa.Connection) -> None:
 
 
 def why_no_command(toolbox: Toolbox, agent: Agent) -> str:
-    """Why an agent may not run one where nobody is there to be asked; empty where it may."""
+    """Return why an agent may not run commands without approval; empty if it may."""
     spec = toolbox.spec("exec")
     if spec is None:
         return "there are no commands in this house"
@@ -295,7 +301,7 @@ def new_schedule(
 
 
 def with_listener(schedule: Schedule) -> Schedule:
-    """The answers of a schedule's own conversation go to whoever set it, where that is not the owner."""
+    """Deliver the answers of a schedule's own session to the person who owns it, unless that is the owner."""
     own = schedule.to.kind is AddressKind.AGENT and schedule.to.session is None and schedule.place is not Place.MAIN
     others = schedule.owner.kind is AddressKind.PERSON and schedule.owner != OWNER
     if own and others and not schedule.deliver:
@@ -417,7 +423,7 @@ async def change(desk: Desk, caller: Principal, asked: Set) -> ScheduleShown:
 
 
 def _check_by_hand(kept: Kept) -> None:
-    """A heartbeat follows from the settings and the staff, which would undo whatever was changed here."""
+    """Refuse to change a heartbeat: it is derived from settings and agents, which would undo the change."""
     if kept.schedule.kind is Kind.HEARTBEAT:
         agent = kept.schedule.to.name
         raise Invalid(
@@ -448,7 +454,7 @@ def _changed(desk: Desk, caller: Principal, kept: Kept, changes: dict[str, Any])
         id=was.id,
         name=was.name,
         owner=was.owner,
-        # Words that stay are as good as they were; whoever changes others answers for all of them.
+        # Unchanged text keeps its trust. New text or a new gate gets the trust of the caller.
         trust=caller.trust if "text" in changes or "gate" in changes else was.trust,
         now=desk.clock.now(),
         zone=zone_of(desk),
@@ -485,7 +491,10 @@ async def _switch(desk: Desk, caller: Principal, asked: Which, *, on: bool) -> S
 
 
 async def run(desk: Desk, caller: Principal, asked: Run) -> ScheduleRun:
-    """Whether or not it is enabled. One that is at work is let be, unless told otherwise."""
+    """Run a schedule now, even if it is disabled.
+
+    Unless forced, skip it if its last run is still working.
+    """
 
     def body(conn: sa.Connection) -> ScheduleRun:
         page = Page(conn, to_ms(desk.clock.now()))
@@ -514,7 +523,7 @@ async def explain(desk: Desk, caller: Principal, asked: Explain) -> ScheduleExpl
         )
     now = desk.clock.now()
     when = schedule_parser.read_when(at=asked.at, every=asked.every, expression=asked.cron, now=now, zone=zone)
-    # Thousands of days may be looked through for a rare one.
+    # Finding a rare date can mean searching thousands of days.
     times = await asyncio.to_thread(next_times, when, now, zone, count=asked.count)
     return ScheduleExplained(in_words(when, zone), zone.key, show(now, zone), [show(at, zone) for at in times])
 

@@ -1,1 +1,1 @@
-"""Operations of the noun `server`."""
+"""Operations on the server: status, logs, doctor, backup and purge."""

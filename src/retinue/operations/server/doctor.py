@@ -1,4 +1,4 @@
-"""Looking after the health of the house: every check that is registered, and what to do about what was found."""
+"""Run all registered health checks, or the security checks, and report the findings with next steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from retinue.operations.plugin.plugins import PLUGINS_LOADED
 from retinue.operations.server.doctor_checks import EVERY_HOUSE
 from retinue.operations.skill.skills import SKILLS_READ
 
-if TYPE_CHECKING:  # brought in when it is asked for: it knows sandboxes, settings files and more
+if TYPE_CHECKING:  # imported on first use: it imports sandboxes and more
     from retinue.operations.server.security import Exposed
     from retinue.operations.server.security_facts import Ground
 
@@ -35,7 +35,7 @@ register(DOORS)
 
 
 class Doctor(msgspec.Struct, forbid_unknown_fields=True):
-    quick: bool = False  # leave out what reads the whole store
+    quick: bool = False  # skip checks that read the whole store
     security: Annotated[bool, msgspec.Meta(description="look at how well the house is closed, and at nothing else")] = (
         False
     )
@@ -57,7 +57,7 @@ class HealthChecked(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class SecurityFound(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """`fixable`: `--fix` would see to it."""
+    """`fixable`: `--fix` would fix it."""
 
     check: str
     severity: Literal["info", "warning", "critical"]
@@ -68,7 +68,7 @@ class SecurityFound(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
 
 
 class HouseExamined(msgspec.Struct, frozen=True):
-    """`lines` says it all to people. `security` and `fixed` are filled where that was asked for."""
+    """`lines` is the whole report as text. `security` and `fixed` are filled only on request."""
 
     health: Health
     checks: list[HealthChecked]
@@ -107,7 +107,10 @@ async def doctor(desk: Desk, caller: Principal, asked: Doctor) -> HouseExamined:
 
 
 async def closedness(ground: Ground, caller: Principal, *, fix: bool) -> HouseExamined:
-    """How well the house is closed; with `fix`, after what can be closed without asking anyone was closed."""
+    """Run the security checks.
+
+    With `fix`, first remove file permissions that are safe to remove.
+    """
     from retinue.operations.server import security
 
     if fix and caller.level is not PermissionLevel.BOSS:
@@ -131,7 +134,7 @@ async def closedness(ground: Ground, caller: Principal, *, fix: bool) -> HouseEx
 
 
 def security_report(found: Sequence[Exposed], fixed: Sequence[str] = (), unseen: Sequence[str] = ()) -> HouseExamined:
-    """The worst first, the same for programs and for people."""
+    """Build the report, most severe findings first."""
     severities = ("critical", "warning", "info")
     counts = {severity: sum(each.severity == severity for each in found) for severity in severities}
     health = Health.PROBLEM if counts["critical"] else Health.WARNING if counts["warning"] else Health.OK
@@ -164,7 +167,6 @@ def security_report(found: Sequence[Exposed], fixed: Sequence[str] = (), unseen:
 
 
 def report(made: list[Checked]) -> HouseExamined:
-    """What was found, the same for programs and for people."""
     health = worst(each.health for each in made)
     counts = {kind: sum(found.health is kind for each in made for found in each.found) for kind in Health}
     verdict = (

@@ -1,4 +1,4 @@
-"""The checks every house gets: its store, its disk, its files, its staff, its settings, its clock."""
+"""The doctor's standard checks: store, disk, files, agents, settings, clock and versions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _few(names: Iterable[str]) -> str:
     return ", ".join(every[:NAMES_SHOWN_MAX]) + more
 
 
-# The store
+# --- store ---
 
 _due = (
     sa.select(t.sessions.c.agent, sa.func.count().label("n"), sa.func.min(t.envelopes.c.due_ms).label("since"))
@@ -90,15 +90,15 @@ class StoreFacts(Struct, frozen=True, kw_only=True):
     house_ms: int
     now_ms: int
     staff: tuple[Agent, ...]
-    waiting: tuple[tuple[str, int, int], ...]  # agent, how many, since when
+    waiting: tuple[tuple[str, int, int], ...]  # agent, count, oldest due time
     dead: int
 
 
 class DeepFacts(Struct, frozen=True, kw_only=True):
-    """What takes reading the whole store."""
+    """Facts that take reading the whole store."""
 
     integrity: tuple[str, ...]
-    strays: int  # rows that point to others which are not there
+    strays: int  # rows with a dangling foreign key
     ledger: ledger.Ledger
 
 
@@ -234,15 +234,15 @@ def dead_letters(facts: StoreFacts) -> Iterable[Found]:
         )
 
 
-# The staff
+# --- agents ---
 
 
 class StaffFacts(Struct, frozen=True, kw_only=True):
     staff: tuple[Agent, ...]
     homes: frozenset[str]
-    wrong: Mapping[str, str]  # by agent, what is wrong with the model it is set to
+    wrong: Mapping[str, str]  # by agent: why its model cannot be used
     runners: frozenset[str] | None
-    retired: Mapping[str, str] = {}  # by agent, which models it asks that end, and what to use instead
+    retired: Mapping[str, str] = {}  # by agent: its retired models and their replacements
 
 
 async def staff_facts(scene: Scene) -> StaffFacts | None:
@@ -279,7 +279,7 @@ def _retired_models(scene: Scene, agent: Agent) -> str:
     try:
         refs = [link.ref for link in catalog.links(agent=agent, mind=Mind())]
     except RetinueError:
-        return ""  # said of it elsewhere
+        return ""  # another check reports it
     return "; ".join(f"{ref} {ends}" for ref in refs if (ends := catalog.retired(ref)))
 
 
@@ -294,7 +294,10 @@ def retired_models(facts: StaffFacts) -> Iterable[Found]:
 
 
 def unable(facts: StaffFacts) -> Iterable[Found]:
-    """Agents that could not take a turn. What a closed house has is not known, and nothing is said about it."""
+    """Report agents that cannot take a turn.
+
+    Without a running server the runners are unknown, and nothing is reported about them.
+    """
     for agent in facts.staff:
         if facts.runners is not None and agent.runner not in facts.runners:
             yield problem(
@@ -320,11 +323,11 @@ def orphaned_homes(facts: StaffFacts) -> Iterable[Found]:
         )
 
 
-# Disk and files
+# --- disk and files ---
 
 
 class Private(Struct, frozen=True, kw_only=True):
-    """Something that only the owner may read."""
+    """A file or folder that only the owner may read."""
 
     path: Path
     mode: int
@@ -338,7 +341,7 @@ class DiskFacts(Struct, frozen=True, kw_only=True):
     private: tuple[Private, ...]
     free_bytes: int
     file_system: str
-    logs_writable: bool | None  # None: there are none yet
+    logs_writable: bool | None  # None: no log folder yet
     newest_backup_ms: int | None
     holds_a_house: bool
     now_ms: int
@@ -395,7 +398,7 @@ def _mounts() -> str:
 
 
 def file_system(path: Path, mounts: str) -> str:
-    """What kind of disk a path lies on, by the longest mount that holds it; nothing where that is not known."""
+    """Return the file system type of a path, by its longest mount point; empty if unknown."""
     best, kind = "", ""
     for line in mounts.splitlines():
         words = line.split()
@@ -408,7 +411,11 @@ def file_system(path: Path, mounts: str) -> str:
 
 
 def permissions(facts: DiskFacts) -> Iterable[Found]:
-    """In a home that is closed to others only the keys must be closed too; in one that is not, everything must."""
+    """Report files that others can access.
+
+    Inside a private data directory only the key files must be private themselves. Otherwise every
+    file must.
+    """
     closed = all(not each.mode & 0o077 for each in facts.private if each.path == facts.home)
     for each in facts.private:
         if closed and each.path.is_relative_to(facts.home) and each.path.name not in KEYS:
@@ -478,7 +485,7 @@ def backups(facts: DiskFacts) -> Iterable[Found]:
         )
 
 
-# Settings
+# --- settings ---
 
 
 class SettingFacts(Struct, frozen=True, kw_only=True):
@@ -525,7 +532,7 @@ def confined(facts: SettingFacts) -> Iterable[Found]:
         )
 
 
-# What it runs on
+# --- versions ---
 
 
 class MachineFacts(Struct, frozen=True, kw_only=True):

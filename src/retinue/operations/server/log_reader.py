@@ -1,7 +1,7 @@
-"""The house's log, read backwards: the newest first, through files that were put away, never more than is asked for.
+"""Read the server log backwards, newest entry first, across rotated files and with bounded reads.
 
-An entry is a line of the house's own and whatever stands indented below it. A place in the log is the file's number
-and a position in it, so that it stays right when the file is put away under another name.
+An entry is a log line and the indented lines below it. A position is a file's inode and an offset,
+so it survives log rotation.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from msgspec import Struct
 
 FOLDER = "logs"
 FILE = "retinue.log"
-START_FILE = "start.log"  # what a house says that keeps no log of its own
+START_FILE = "start.log"  # output of a server without its own log file
 FILES_MAX = 100
 CHUNK_BYTES = 64 * 1024
-LOOKED_AT_BYTES_MAX = 8 * 1024 * 1024  # for one page
+LOOKED_AT_BYTES_MAX = 8 * 1024 * 1024  # per request
 LINE_BYTES_MAX = 1024 * 1024
-ENTRY_BYTES_MAX = 64 * 1024  # of one entry; what is beyond is not shown
+ENTRY_BYTES_MAX = 64 * 1024  # per entry; the rest is not shown
 
 _HEAD = re.compile(r"(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}[+-]\d{4}) (debug|info|warning|error|critical) (.*)", re.S)
 
 
 class Place(Struct, frozen=True):
-    """Behind which one reads on: a file, and a position in it."""
+    """Position to resume reading before: a file and an offset in it."""
 
     inode: int
     position: int
 
 
 class Entry(Struct, frozen=True):
-    """`at` and `level` are empty where a line is not one of ours."""
+    """`at` and `level` are empty if the line does not have the server's log format."""
 
     at: str
     level: str
@@ -45,13 +45,13 @@ class Entry(Struct, frozen=True):
 def read_back(
     home: Path, *, before: Place | None, limit: int, fits: Callable[[Entry], bool]
 ) -> tuple[list[Entry], Place | None]:
-    """The newest entries that fit, newest first; and where to read on, if there may be more."""
+    """Return the newest matching entries, newest first, and the position to resume from if there may be more."""
     found: list[Entry] = []
     room = LOOKED_AT_BYTES_MAX
     for path in _files(home, before):
         try:
             file = _open(path)
-        except OSError:  # put away, or not ours to read
+        except OSError:  # rotated away, or not readable
             continue
         with file:
             inode, end = os.fstat(file.fileno()).st_ino, os.fstat(file.fileno()).st_size
@@ -68,7 +68,7 @@ def read_back(
 
 
 def _files(home: Path, before: Place | None) -> list[Path]:
-    """The log and what was put away of it, newest first, from the one on in which `before` is."""
+    """Return the log and its rotated files, newest first, starting with the file of `before`."""
     folder = home / FOLDER
     own = folder / FILE
     paths = [own, *(folder / f"{FILE}.{number}" for number in range(1, FILES_MAX))]
@@ -91,8 +91,8 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _entries(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
-    """Entries that end before `end`, the last one first, each with where it begins."""
-    below: list[bytes] = []  # indented lines, of which the head comes later
+    """Yield the entries that end before `end`, last first, each with its start offset."""
+    below: list[bytes] = []  # indented lines whose first line is read later
     size = 0
     for start, line in _lines(file, end):
         size += len(line)
@@ -105,7 +105,7 @@ def _entries(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _lines(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
-    """Whole lines, the last one first, each with where it begins."""
+    """Yield whole lines, last first, each with its start offset."""
     rest, position = b"", end
     while position > 0:
         begin = max(0, position - CHUNK_BYTES)
@@ -118,7 +118,7 @@ def _lines(file: BinaryIO, end: int) -> Iterator[tuple[int, bytes]]:
             at -= len(line)
             yield at, line
         position = begin
-        if len(rest) > LINE_BYTES_MAX:  # none of ours
+        if len(rest) > LINE_BYTES_MAX:  # not the server's log format
             return
 
 

@@ -1,4 +1,7 @@
-"""Looking at the log of an open house, from wherever one is. It was masked as it was written."""
+"""Show the log of the running server.
+
+Secrets were redacted when it was written, and are redacted again.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from retinue.operations.pagination import check_limit, no_cursor
 from retinue.operations.server.log_reader import Entry, Place, read_back
 
 LISTED_MIN, LISTED_MAX = 1, 500
-DIGITS_MAX = 20  # of a number in a cursor
+DIGITS_MAX = 20  # per number in a cursor
 
 
 class Level(StrEnum):
@@ -30,7 +33,7 @@ _FROM = {level: frozenset([each.value for each in list(Level)[number:]]) for num
 
 
 class Logs(msgspec.Struct, forbid_unknown_fields=True):
-    """Newest first. `cursor` is the `next` of the page before."""
+    """Newest first. `cursor` is the `next` of the previous page."""
 
     level: Annotated[Level, msgspec.Meta(description="only lines that are as grave as this, or graver")] = Level.DEBUG
     text: Annotated[str, msgspec.Meta(description="only lines in which this stands, in whatever case")] = ""
@@ -39,8 +42,10 @@ class Logs(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """`text` is a phrase and its fields; what belongs to it, as a traceback, follows on lines of its own. A line that
-    is not the house's own has no `level`."""
+    """`text` is the phrase and its fields. Attached lines, such as a traceback, follow.
+
+    A line without the server's log format has no `level`.
+    """
 
     at: str
     level: str
@@ -48,8 +53,10 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class LogShown(msgspec.Struct, frozen=True):
-    """`next` is the cursor of the page before this one. A page looks at a bounded part of the log: it may have nothing
-    that fits, and still be followed by another."""
+    """`next` is the cursor of the next page, with older entries.
+
+    Each request reads a limited part of the log. A page can be empty and still have a `next`.
+    """
 
     entries: list[LogLine]
     next: str | None

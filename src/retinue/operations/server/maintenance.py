@@ -1,4 +1,4 @@
-"""What the owner asks of the house to keep it well: purge, back up, look after its health."""
+"""Purge old data and back up the instance, on request and daily."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ FOLDER_NAME_BYTES_MAX = 200
 TIDY_FIRST_S = 600.0
 TIDY_EVERY_S = 86_400.0
 DAYS_MAX = 36_500
-FILES_REST_H = 24  # a file that nobody names may belong to a letter that is just being accepted
+FILES_REST_H = 24  # an unreferenced file may belong to an envelope that is being accepted
 
 
 class Purge(msgspec.Struct, forbid_unknown_fields=True):
-    """What is not given is kept. Nothing goes unless `dry_run` is false."""
+    """A period that is not given keeps that data. Nothing is deleted unless `dry_run` is false."""
 
-    done_days: int | None = None  # envelopes, so many days after their outcome; with them news of that time
+    done_days: int | None = None  # envelopes, this many days after their outcome; also the events of that time
     news_days: int | None = None
-    runs_days: int | None = None  # the steps of ended runs, and runs of which no envelope is left
-    unread: bool = False  # also mail that its reader has not marked as read
+    runs_days: int | None = None  # steps of ended runs, and runs without remaining envelopes
+    unread: bool = False  # also envelopes that their reader has not marked as read
     dry_run: bool = True
 
 
 class Went(Struct, frozen=True):
-    """What a purge took away, or would."""
+    """Counts of what a purge deleted or would delete."""
 
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
 
@@ -62,14 +62,14 @@ class Went(Struct, frozen=True):
 
 
 class Backup(msgspec.Struct, forbid_unknown_fields=True):
-    """To a new folder in `RETINUE_HOME/backups`, or to one that the owner names."""
+    """Write to a new folder in `RETINUE_HOME/backups`, or to a path that the owner names."""
 
-    to: str = ""  # an absolute path that does not exist yet
-    verify: bool = False  # read everything back, and draw up the copy's ledger
+    to: str = ""  # absolute path that does not exist yet
+    verify: bool = False  # read everything back and check the copy's ledger
 
 
 class HousePurged(msgspec.Struct, frozen=True, rename="kebab"):
-    """How much of each went, or in a dry run would."""
+    """Number of deleted items per kind; in a dry run, the number that would be deleted."""
 
     dry_run: bool
     envelopes: int
@@ -113,7 +113,7 @@ async def purge(desk: Desk, caller: Principal, asked: Purge) -> HousePurged:
 
 @contextmanager
 def _alone(desk: Desk) -> Generator[None]:
-    """One at a time: a purge takes away files that a backup is about to copy."""
+    """Allow one purge or backup at a time: a purge deletes files that a backup is about to copy."""
     mark = ("house", "keeping")
     if mark in desk.in_progress:
         raise Conflict(
@@ -143,7 +143,10 @@ def _before(now: datetime, days: int | None, name: str) -> int | None:
 
 
 async def would_purge(store: Store, files: Files, horizon: Horizon, *, now: datetime) -> Went:
-    """The counts of a purge, with nothing changed. Files of letters that would go are not among them."""
+    """Count what a purge would delete.
+
+    Excludes attachment files of envelopes that would be deleted.
+    """
 
     def body(conn: sa.Connection) -> Went:
         counts = dict(NOTHING.counts)
@@ -171,9 +174,9 @@ def _count_envelopes(conn: sa.Connection, horizon: Horizon, before_ms: int) -> i
 
 
 async def purge_house(store: Store, files: Files, horizon: Horizon, *, clock: Clock) -> Went:
-    """Take away what the horizon leaves behind, in many short commits: mail is accepted in between."""
+    """Delete what the horizon allows, in many short commits, so that messages are accepted in between."""
     went = NOTHING
-    # News first, for it may not outlive the letters it tells of; runs last, for they tell what goes together.
+    # Events first: they must not outlive their envelopes. Runs last: they link the envelopes of a batch.
     if horizon.told_ms is not None:
         went += await _purge_news(store, horizon.told_ms, clock)
     if horizon.envelopes_ms is not None:
@@ -184,7 +187,7 @@ async def purge_house(store: Store, files: Files, horizon: Horizon, *, clock: Cl
     named = await store.scan(store_purge.named_attachments)
     before = clock.now() - timedelta(hours=FILES_REST_H)
     swept = await asyncio.to_thread(partial(files.sweep, keep=named.__contains__, before=before))
-    # What is said of files goes when they are gone. Nobody's words: not counted.
+    # Delete trust entries of missing files. They are not user data, so they are not counted.
     await file_trust.sweep(
         store, now_ms=to_ms(clock.now()), named=lambda hash_: hash_ in named or files.path(hash_).exists()
     )
@@ -232,7 +235,10 @@ async def _purge_past(store: Store, clock: Clock) -> Went:
 
 
 async def tidy_forever(desk: Desk, retention: Callable[[], Retention]) -> None:
-    """Purge by the settings, soon after the house opens and then once a day. What is past its time goes in any case."""
+    """Purge according to the settings soon after startup, then daily.
+
+    Expired rows are always deleted.
+    """
     wait_s = TIDY_FIRST_S
     while True:
         await desk.clock.sleep(wait_s)
@@ -247,12 +253,12 @@ async def tidy_forever(desk: Desk, retention: Callable[[], Retention]) -> None:
             with _alone(desk):
                 went = await purge_house(desk.store, desk.files, horizon, clock=desk.clock)
             log.info("house tidied", extra=dict(went.counts))
-        except RetinueError as error:  # a full disk, or a backup under way: tomorrow is another day
+        except RetinueError as error:  # full disk, or a backup in progress: retry tomorrow
             log.warning("house not tidied", extra={"code": error.code})
 
 
 async def back_up(desk: Desk, caller: Principal, asked: Backup) -> HouseBackedUp:
-    from retinue.store.maintenance import backup as store_backup  # once a day, if at all
+    from retinue.store.maintenance import backup as store_backup  # used at most daily: import on first use
 
     now = desk.clock.now()
     with _alone(desk):
@@ -275,7 +281,7 @@ async def back_up(desk: Desk, caller: Principal, asked: Backup) -> HouseBackedUp
 
 
 def _place(conn: sa.Connection) -> Path | None:
-    """Where the store's file lies, if it is one."""
+    """Return the path of the SQLite file, or None for another database."""
     if conn.dialect.name != "sqlite":
         return None
     raw: Any = conn.connection.dbapi_connection
@@ -287,7 +293,7 @@ def _folder(desk: Desk, caller: Principal, to: str, now: datetime) -> Path:
         folder = desk.home / BACKUPS
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder / f"{now:%Y-%m-%dT%H-%M-%S}Z"
-    # Where on the machine something is written is the owner's to say, not that of an agent with the highest rights.
+    # Only the owner chooses a path on the machine, not an agent, even with the highest permission level.
     if not (caller.sees_all and caller.address.kind is AddressKind.PERSON):
         raise NotAllowed(
             "you may not say where a backup goes",

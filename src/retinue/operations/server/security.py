@@ -1,7 +1,7 @@
-"""How well a house is closed: checks with severities, and the few changes that can be made without asking anyone.
+"""Security checks with severities, and fixes that are safe without asking.
 
-Each check judges facts alone. `--fix` takes rights to files away from others, and does nothing else: everything else is
-a choice of the owner's.
+Each check evaluates facts and performs no I/O. `--fix` only removes other users' file permissions;
+everything else is the owner's decision.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMES_SHOWN_MAX = 10
 UNUSED_DAYS = 30
 SMALL_BILLIONS_MAX = 70
 DAY_MS = 86_400_000
-OTHERS = 0o077  # what others than the owner may do
+OTHERS = 0o077  # mode bits of group and others
 OWNERS_LABEL = "owner-token"
 LOCAL_PROVIDERS = frozenset({"local", "ollama", "lmstudio", "vllm", "bridge"})
 
@@ -48,7 +48,7 @@ class Severity(StrEnum):
 
 
 class Closing(Struct, frozen=True, kw_only=True):
-    """Rights of others to a file that can be taken away without harm to anyone."""
+    """File permissions of other users that can be removed safely."""
 
     path: Path
     was: int
@@ -56,7 +56,7 @@ class Closing(Struct, frozen=True, kw_only=True):
 
 
 class Exposed(Struct, frozen=True, kw_only=True):
-    """Something that is more open than it should be."""
+    """One finding of a security check."""
 
     check: str
     severity: Severity
@@ -74,7 +74,7 @@ class Exposed(Struct, frozen=True, kw_only=True):
 
 
 class _Found(Struct, frozen=True, kw_only=True):
-    """A finding of a check that does not say its own name."""
+    """A finding without the id of its check."""
 
     severity: Severity
     sentence: str
@@ -101,7 +101,7 @@ def _few(names: Iterable[str]) -> str:
     return ", ".join(every[:NAMES_SHOWN_MAX]) + more
 
 
-# --- doors ---
+# --- network ---
 
 
 def beyond_loopback(facts: Facts) -> Iterator[_Found]:
@@ -146,7 +146,7 @@ def _is_everyone(network: str) -> bool:
 
 
 def _is_bare(facts: Facts) -> bool:
-    """Whether commands run with nothing around them, by the owner's choice."""
+    """Whether the settings let commands run outside a sandbox."""
     sandbox = facts.settings.sandbox
     return (
         sandbox.kind is SandboxKind.OFF
@@ -233,7 +233,11 @@ _WHAT = {
 
 
 def _modes(kind: str) -> Callable[[Facts], Iterator[_Found]]:
-    """In a home that is closed to others, only keys and settings must be closed too; outside of it, everything."""
+    """Return a check of the permissions of one kind of path.
+
+    Inside a private data directory only keys and settings must be private themselves. Outside it
+    every path must.
+    """
 
     def judge(facts: Facts) -> Iterator[_Found]:
         closed = all(not each.mode & OTHERS for each in facts.held if each.kind == "home")
@@ -396,8 +400,10 @@ def guests(facts: Facts) -> Iterator[_Found]:
 
 
 def outside_senders(facts: Facts) -> Iterator[_Found]:
-    """Where a setting gives more tools to guests, paired senders, people in groups or webhooks than they have by
-    default."""
+    """Report settings that give outside senders more tools than the default.
+
+    Outside senders are guests, paired senders, people in groups, and webhooks.
+    """
     tools = facts.settings.tools
     guests = [f"person:{person.name}" for person in facts.people if person.role is Role.GUEST]
     looser: list[str] = []
@@ -421,8 +427,10 @@ def outside_senders(facts: Facts) -> Iterator[_Found]:
 
 
 def _is_looser(lists: ToolLists, *, without_profile: bool = False) -> bool:
-    """Whether these rules give an outside sender more than the profile `minimal`. `without_profile`: no profile is
-    looser too, because no other rule sets one."""
+    """Whether these rules give an outside sender more than the profile `minimal`.
+
+    `without_profile`: a missing profile counts too, because no other rule sets one.
+    """
     profiles = ("minimal",) if without_profile else ("minimal", None)
     return lists.profile not in profiles or bool(lists.also_allow or lists.ask)
 
@@ -451,7 +459,7 @@ def code_for_strangers(facts: Facts) -> Iterator[_Found]:
 
 def open_rooms(facts: Facts) -> Iterator[_Found]:
     if not _is_looser(facts.settings.tools.outside_senders, without_profile=True):
-        return  # who writes there has the minimal tools, whatever the agent has
+        return  # senders there have the minimal tools, whatever the agent has
     rules = facts.settings.tools.by_channel
     for agent, rooms in sorted(facts.rooms.items()):
         ruled = [room for room in rooms if room in rules or room.partition(":")[0] in rules or "*" in rules]
@@ -502,7 +510,7 @@ def broken_audit(facts: Facts) -> Iterator[_Found]:
 
 
 class SecurityCheck(Struct, frozen=True, kw_only=True):
-    """`looks_at` says that it is well."""
+    """`ok_message` is shown if there are no findings."""
 
     id: str
     looks_at: str
@@ -566,7 +574,7 @@ CHECKS: tuple[SecurityCheck, ...] = (
 
 
 async def examine(ground: Ground, checks: Sequence[SecurityCheck] = CHECKS) -> list[Exposed]:
-    """Everything found, the worst first."""
+    """Return all findings, most severe first."""
     facts = await gather(ground)
     order = list(Severity)
     found = [each for check in checks for each in check.findings(facts)]
@@ -577,9 +585,9 @@ async def examine(ground: Ground, checks: Sequence[SecurityCheck] = CHECKS) -> l
 
 
 def close(closing: Closing) -> str:
-    """Take rights away, where what lies there is still what was looked at. Says what was changed; empty: nothing.
+    """Remove other users' permissions and return the change as text; empty if nothing changed.
 
-    Never through a link, never something of another's, and never a right given.
+    Never follows a symbolic link, never changes another user's file, and never adds a permission.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
@@ -602,7 +610,10 @@ def close(closing: Closing) -> str:
 
 
 def _close_socket(closing: Closing, found: os.stat_result) -> str:
-    """A socket cannot be opened to be changed. In a folder of ours nobody puts something else there meanwhile."""
+    """Change a socket by its path, because it cannot be opened.
+
+    This is safe: only the owner can replace a file in our folder.
+    """
     if not _may_close(found):
         return ""
     os.chmod(closing.path, stat.S_IMODE(found.st_mode) & ~OTHERS)

@@ -1,4 +1,4 @@
-"""What there is to know about how well a house is closed: gathered here, judged in `operations/server/security`."""
+"""Gather the facts that `operations/server/security` evaluates."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from retinue.text.redaction import Masks, by_shape
 from retinue.tools.toolbox import Toolbox
 
 PLUGIN_GROUP = "retinue.plugins"
-FILES_MAX = 2_000  # of one kind
+FILES_MAX = 2_000  # per kind
 TOKENS_MAX = 10_000
 SETTINGS_BYTES_MAX = 1024 * 1024
 DEPTH_MAX = 20
 
-# Folders that programs carry elsewhere, by a part of their path, and marks such programs leave in a folder.
+# Folder names of file synchronization programs, and the marker files that they leave in a folder.
 SYNCED_NAMES = re.compile(
     r"dropbox.*|onedrive.*|google ?drive.*|my drive|icloud ?drive|mobile documents|nextcloud|owncloud|syncthing"
     r"|pcloud.*|seafile|mega|box sync|creative cloud files",
@@ -58,19 +58,22 @@ SYNCED_MARKS = (".dropbox", ".dropbox.cache", ".stfolder", ".sync", ".nextclouds
 
 
 class Ground(Struct, frozen=True, kw_only=True):
-    """Where to look, and with what. A house that is closed has no toolbox; one that is damaged may have no store."""
+    """What the security checks can access.
+
+    Without a running server there is no toolbox. A damaged instance may have no store.
+    """
 
     home: Path
     environment: Mapping[str, str]
     now: datetime
     store: Store | None = None
-    trouble: RetinueError | None = None  # why there is no store
+    trouble: RetinueError | None = None  # why the store could not be opened
     toolbox: Toolbox | None = None
-    quick: bool = False  # leave out what reads the whole audit, and what begins a process
+    quick: bool = False  # skip reading the whole audit, and starting processes
 
 
 class Held(Struct, frozen=True, kw_only=True):
-    """A file or folder that is to be the owner's alone. `kind` says which check it belongs to."""
+    """A file or folder that must be private to the owner. `kind` selects its check."""
 
     kind: str
     path: Path
@@ -81,37 +84,37 @@ class Held(Struct, frozen=True, kw_only=True):
 
 
 class Abilities(Struct, frozen=True, kw_only=True):
-    """One agent, and its tools: what it may use without anyone being asked, by effect."""
+    """One agent, and the tools that it may use without approval, with their effects."""
 
     agent: Agent
     free: Mapping[str, frozenset[Effect]]
-    strangers: str = ""  # by whom it is reached who is not of the house; empty: nobody
+    strangers: str = ""  # channel through which unknown senders reach it; empty: none
 
     def can(self, effect: Effect) -> tuple[str, ...]:
         return tuple(sorted(name for name, effects in self.free.items() if effect in effects))
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """None, or nothing, where it could not be looked at."""
+    """None or an empty value where a fact could not be gathered."""
 
     home: Path
     real_home: Path
     uid: int
     now_ms: int
     settings: Settings
-    listens_on: str  # empty: on no TCP port
+    listens_on: str  # empty: no TCP port
     held: tuple[Held, ...]
     synced_by: str
-    plain: tuple[str, ...]  # settings that hold a secret in plain text: FILE: KEY
+    plain: tuple[str, ...]  # settings with a secret in plain text, as FILE: KEY
     unmasked: frozenset[str]
     probe: Probe | None
     staff: tuple[Abilities, ...]
     people: tuple[Person, ...]
     shared_with: Mapping[str, int]
     tokens: tuple[Token, ...]
-    rooms: Mapping[str, tuple[str, ...]]  # by agent, the rooms in which others write to it
+    rooms: Mapping[str, tuple[str, ...]]  # by agent: the channels in which others write to it
     plugins: tuple[str, ...]
-    lowered: Mapping[str, tuple[PermissionLevel, PermissionLevel]]  # operations: the level they have, and need now
+    lowered: Mapping[str, tuple[PermissionLevel, PermissionLevel]]  # by operation: default and lowered level
     flaws: tuple[str, ...]
     specs: Mapping[str, ToolSpec] | None
 
@@ -153,7 +156,7 @@ async def gather(ground: Ground) -> Facts:
     )
 
 
-# --- the store ---
+# --- store ---
 
 
 class _Stored(Struct, frozen=True, kw_only=True):
@@ -192,11 +195,14 @@ def _look(conn: sa.Connection, *, now_ms: int, deep: bool) -> _Stored:
     )
 
 
-# --- the staff ---
+# --- agents ---
 
 
 def _abilities(agent: Agent, toolbox: Toolbox | None, stored: _Stored) -> Abilities:
-    """For whoever sits at a terminal, or for the strangers in its rooms. A closed house knows of no tools."""
+    """Return the tools of an agent, for unknown senders if it has channels, else for the terminal.
+
+    Without a toolbox the tools are unknown.
+    """
     rooms = stored.rooms.get(agent.name, ())
     if toolbox is None:
         return Abilities(agent=agent, free={}, strangers=rooms[0] if rooms else "")
@@ -210,7 +216,7 @@ def _abilities(agent: Agent, toolbox: Toolbox | None, stored: _Stored) -> Abilit
 
 
 def _lowered(settings: Settings) -> dict[str, tuple[PermissionLevel, PermissionLevel]]:
-    from retinue.operations.catalog import OPERATIONS  # which holds the doctor, who asks
+    from retinue.operations.catalog import OPERATIONS  # circular import: the catalog contains the doctor
 
     order = list(PermissionLevel)
     own = {name: operation.permission for name, operation in OPERATIONS.items()}
@@ -221,11 +227,11 @@ def _lowered(settings: Settings) -> dict[str, tuple[PermissionLevel, PermissionL
     }
 
 
-# --- the machine ---
+# --- machine ---
 
 
 async def _probe(settings: Settings, ground: Ground) -> Probe | None:
-    """Whether commands can be confined here. Containers are tried when the house opens, and not by us."""
+    """Return whether commands can run in bubblewrap. Containers are probed at startup, not here."""
     if ground.quick or settings.sandbox.kind is not SandboxKind.BUBBLEWRAP:
         return None
     with tempfile.TemporaryDirectory(prefix="retinue-probe-") as folder:
@@ -233,7 +239,7 @@ async def _probe(settings: Settings, ground: Ground) -> Probe | None:
 
 
 def _listens_on(settings: Settings, environment: Mapping[str, str]) -> str:
-    """`RETINUE_LISTEN` wins, as it does when the house opens."""
+    """Return the listen address. `RETINUE_LISTEN` overrides the settings, as it does at startup."""
     listen = environment.get("RETINUE_LISTEN", "")
     if listen:
         return "" if listen == "off" else listen.rpartition(":")[0].strip("[]")
@@ -317,13 +323,13 @@ def _plain(files: Sequence[Path]) -> Iterator[str]:
         try:
             with path.open("rb") as file:
                 table = tomllib.loads(file.read(SETTINGS_BYTES_MAX).decode())
-        except (OSError, ValueError):  # the settings' own check tells of it
+        except (OSError, ValueError):  # the doctor's settings check reports it
             continue
         yield from (f"{path}: {key}" for key in plain_in(table))
 
 
 def plain_in(value: Any, key: str = "", depth: int = DEPTH_MAX) -> Iterator[str]:
-    """Keys of a settings file whose values are, or look like, secrets."""
+    """Yield the keys of a settings file whose values are, or look like, secrets."""
     if depth == 0:
         return
     if isinstance(value, dict):
@@ -337,7 +343,7 @@ def plain_in(value: Any, key: str = "", depth: int = DEPTH_MAX) -> Iterator[str]
 
 
 _PASSWORD_IN_URL = re.compile(r"[a-z][a-z0-9+.-]{0,20}://[^\s/@:]{0,200}:[^\s/@]{1,200}@", re.I)
-_SAYS_WHERE = frozenset({"env", "file"})  # the last part of a key that tells where a secret is
+_SAYS_WHERE = frozenset({"env", "file"})  # last part of a key that names where a secret is stored
 
 
 def _is_secret(key: str, value: str) -> bool:

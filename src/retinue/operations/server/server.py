@@ -1,4 +1,4 @@
-"""What one can ask about the house itself."""
+"""Show the server's status and initial client state, check the ledger, and explain what happened to an item."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
 
 class AgentHere(msgspec.Struct, frozen=True):
     name: str
-    display_name: str  # empty: its name
+    display_name: str  # empty: use `name`
     model: str
     description: str
     icon: str
@@ -46,14 +46,14 @@ class HouseStatus(msgspec.Struct, frozen=True):
     version: str
     cursor: int
     agents: list[AgentHere]
-    default_agent: str | None  # who answers where nobody is named
+    default_agent: str | None  # used if no agent is named
     approvals: list[ApprovalShown]
     you: str
     now: str
 
 
 class HouseState(msgspec.Struct, frozen=True):
-    """Where a client begins: everything it shows first, as it is at `cursor`, from which the news goes on."""
+    """Initial state of a client, as of `cursor`. Events continue from there."""
 
     cursor: int
     you: str
@@ -124,7 +124,7 @@ async def check_ledger(desk: Desk, caller: Principal, asked: Nothing) -> LedgerC
 
 
 async def explain(desk: Desk, caller: Principal, asked: Why) -> Explained:
-    from retinue.store.runs.why import why  # much SQL that is seldom asked for: a start does not wait for it
+    from retinue.store.runs.why import why  # many rarely used queries: keep them out of startup
 
     found = await desk.store.scan(partial(why, id_text=asked.id, seen_by=caller))
     return Explained(found.lines(desk.zone))

@@ -1,1 +1,1 @@
-"""Operations of the noun `session`."""
+"""Operations on sessions and their slash commands."""

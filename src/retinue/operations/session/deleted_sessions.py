@@ -1,4 +1,7 @@
-"""Sessions that were deleted and can still be brought back. Deleting itself is with the other verbs of a session."""
+"""List deleted sessions that can still be restored, and restore one.
+
+`sessions` has the delete operation.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class DeletedListed(msgspec.Struct):
 
 
 async def listed(desk: Desk, caller: Principal, asked: Listing) -> DeletedListed:
-    """The last deleted first."""
+    """List deleted sessions, the last deleted first."""
     limit = max(1, min(asked.limit, LISTED_MAX))
     found = await desk.store.scan(
         lambda conn: sessions.deleted(conn, since_ms=_since_ms(desk), limit=limit, seen_by=caller)
@@ -53,7 +56,10 @@ async def listed(desk: Desk, caller: Principal, asked: Listing) -> DeletedListed
 
 
 async def restore(desk: Desk, caller: Principal, asked: OfSession) -> SessionSummary:
-    """Bring a deleted session back with all its records. What ran or waited there when it was deleted stays ended."""
+    """Restore a deleted session with all its records.
+
+    Runs and envelopes that the deletion ended stay ended.
+    """
 
     def body(conn: sa.Connection) -> Session:
         page = Page(conn, to_ms(desk.clock.now()))
@@ -65,19 +71,19 @@ async def restore(desk: Desk, caller: Principal, asked: OfSession) -> SessionSum
 
 
 def bring_back(page: Page, caller: Principal, session: Session) -> Session:
-    """Within whatever commit `page` belongs to."""
+    """Restore a session inside the caller's transaction."""
     check_own(caller, session)
     agent = agent_named(page.conn, session.agent)
     name = free_name(page.conn, agent.name, session.name)
     sessions.restore(page.conn, session.id, name=name, origin=_place(page.conn, session), at_ms=page.at_ms)
     page.tell(NewsKind.SESSION_RESTORED, session=session.id, agent=agent.name, by=str(caller.address))
     back = sessions.get(page.conn, session.id)
-    assert back is not None  # just written, in the same commit
+    assert back is not None  # written above, in the same transaction
     return back
 
 
 def _deleted(desk: Desk, conn: sa.Connection, caller: Principal, text: str) -> Session:
-    """The one that a short id names, among those that can still be brought back."""
+    """Return the one restorable session with this id prefix."""
     digits = prefix(text)
     found = sessions.deleted(
         conn, since_ms=_since_ms(desk), limit=CANDIDATES_SHOWN_MAX + 1, digits=digits, seen_by=caller
@@ -96,7 +102,11 @@ def _deleted(desk: Desk, conn: sa.Connection, caller: Principal, text: str) -> S
 
 
 def _place(conn: sa.Connection, session: Session) -> Origin:
-    """What it belongs to again. Where another has begun in its place, a person has both; a chat has one."""
+    """Return the origin of the restored session.
+
+    If another session has taken its origin, a person gets a second session. A channel has only one,
+    so that is a conflict.
+    """
     if sessions.by_origin(conn, session.agent, session.origin) is None:
         return session.origin
     whose = session.origin.key.partition("/")[0]
@@ -115,7 +125,7 @@ def _since_ms(desk: Desk) -> int:
 
 
 def _form(desk: Desk, session: Session) -> DeletedSession:
-    assert session.deleted_at is not None  # found by it
+    assert session.deleted_at is not None  # the query selects by it
     until = session.deleted_at + timedelta(days=RESTORABLE_DAYS)
     return DeletedSession(
         **msgspec.structs.asdict(summary(desk, session)),

@@ -1,4 +1,4 @@
-"""Sessions of agents that run elsewhere, by an id that whoever writes there has chosen."""
+"""Sessions of external agents, identified by an id that the caller chooses."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Attach(msgspec.Struct, forbid_unknown_fields=True):
 
 class Attached(StrEnum):
     CREATED = "created"
-    ATTACHED = "attached"  # it was there
-    REVIVED = "revived"  # it had been deleted
+    ATTACHED = "attached"  # it existed
+    REVIVED = "revived"  # it was deleted, and is restored
 
 
 class SessionAttached(SessionSummary):
@@ -45,7 +45,7 @@ class SessionAttached(SessionSummary):
 
 
 async def attach(desk: Desk, caller: Principal, asked: Attach) -> SessionAttached:
-    """The session of that id: made, or found, or brought back. Asked again, it is the same one."""
+    """Return the session with this id: create, find or restore it. Idempotent."""
     key = _valid(asked.id)
     new = SessionId(desk.ids.new())
 
@@ -78,7 +78,7 @@ def _attach(
     sessions.start(page, new, agent=agent.name, origin=own_origin(caller, agent, new))
     external_keys.put(page.conn, key, new)
     made = sessions.get(page.conn, new)
-    assert made is not None  # just written, in the same commit
+    assert made is not None  # written above, in the same transaction
     return made, Attached.CREATED
 
 
@@ -92,7 +92,7 @@ def _is_theirs(conn: sa.Connection, caller: Principal, agent: Agent, session: Se
     if caller.sees_all or session.origin.belongs_to(str(caller.address)):
         return True
     try:
-        return sessions.resolve(conn, session.id, seen_by=caller).id == session.id  # shared with them, and there
+        return sessions.resolve(conn, session.id, seen_by=caller).id == session.id  # shared with them, not deleted
     except NotFound:
         return False
 

@@ -1,4 +1,4 @@
-"""Marking what one has read of a conversation, so that the marks in a list mean something."""
+"""Mark a session's messages as read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from retinue.store.sessions import unread as store_unread
 
 
 class SessionRead(msgspec.Struct, frozen=True):
-    """`read` is how much mail was marked, and `unread` how much of everything is left in your inbox."""
+    """`read` is the number of envelopes marked, and `unread` the number still unread in the whole inbox."""
 
     session: str
     read: int
@@ -27,7 +27,10 @@ class SessionRead(msgspec.Struct, frozen=True):
 
 
 async def read(desk: Desk, caller: Principal, asked: OfSession) -> SessionRead:
-    """Mark the mail that came from a session as read by whoever asks. Nobody else's mail is touched."""
+    """Mark the messages from a session as read by the caller.
+
+    Other people's read marks stay unchanged.
+    """
     person = whose_inbox(caller)
 
     def body(conn: sa.Connection) -> SessionRead:

@@ -1,4 +1,4 @@
-"""Sessions as files: what one was, given out, and a session made from it."""
+"""Export a session as files, and create a session from such files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from retinue.store.sessions import imported_lines, sessions
 
 
 class Import(msgspec.Struct, forbid_unknown_fields=True):
-    """`files` holds the text of each of the three files by its name."""
+    """`files` maps each of the three file names to its text."""
 
     agent: str
     files: dict[str, str]
 
 
 class SessionExported(msgspec.Struct):
-    """`files` holds the text of each of the three files by its name."""
+    """`files` maps each of the three file names to its text."""
 
     session: str
     files: dict[str, str]
@@ -41,13 +41,13 @@ class SessionExported(msgspec.Struct):
 
 
 async def export(desk: Desk, caller: Principal, asked: OfSession) -> SessionExported:
-    """`descriptor.json`, `state.json` and `history.jsonl`, as Daycare has them."""
-    from retinue.agents import daycare_format  # few ever take a session elsewhere
+    """Export a session as `descriptor.json`, `state.json` and `history.jsonl`, in Daycare's format."""
+    from retinue.agents import daycare_format  # rarely used: import on first use
 
     def body(conn: sa.Connection) -> daycare_format.ThreeFiles:
         session = sessions.resolve(conn, asked.session, seen_by=caller)
         files = daycare_format.read(conn, session.id)
-        assert files is not None  # resolved in the same picture of the store
+        assert files is not None  # resolved in the same snapshot
         return files
 
     files = await desk.store.scan(body)
@@ -55,7 +55,7 @@ async def export(desk: Desk, caller: Principal, asked: OfSession) -> SessionExpo
 
 
 async def take_in(desk: Desk, caller: Principal, asked: Import) -> SessionSummary:
-    """A session of the caller's own with this history. Exported, it gives the same files."""
+    """Create a session of the caller with this history. Exporting it returns the same files."""
     from retinue.agents import daycare_format
 
     id_ = SessionId(desk.ids.new())
@@ -78,7 +78,7 @@ async def take_in(desk: Desk, caller: Principal, asked: Import) -> SessionSummar
         page.tell(NewsKind.SESSION_STARTED, session=id_, agent=agent.name, origin=f"{origin.kind}:{origin.key}")
         page.close()
         made = sessions.get(conn, id_)
-        assert made is not None  # just written, in the same commit
+        assert made is not None  # written above, in the same transaction
         return made
 
     return summary(desk, await desk.store.write(body, point="session"))

@@ -1,6 +1,6 @@
-"""Going back in a conversation: into another one that begins with its records, or within it, by cutting something out.
+"""Fork a session from one of its records, or trim records from its context.
 
-Neither takes a record away: see `domain/history_trim`.
+Neither deletes a record: see `domain/history_trim`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ class SessionForked(SessionSummary):
 
 
 class SessionTrimmed(msgspec.Struct):
-    """`records` are in the conversation now, `left_out` are no longer. Neither counts its mark."""
+    """`records` are in the context now, `left_out` were removed from it.
+
+    Neither counts the start record.
+    """
 
     session: str
     revision: int
@@ -68,9 +71,10 @@ class SessionTrimmed(msgspec.Struct):
 
 
 async def fork(desk: Desk, caller: Principal, asked: Fork) -> SessionForked:
-    """A session of the caller's own that begins as another did. Nothing is asked of anyone, and nothing is paid again.
+    """Create a session of the caller that starts with the records of another.
 
-    What each record was, and how far it can be believed, goes with it; grants and what waits in the other do not.
+    No model is called, and nothing is charged again. Records keep their content and trust. Grants
+    and waiting envelopes are not copied.
     """
     id_ = SessionId(desk.ids.new())
     name = valid_session_name(asked.name) if asked.name is not None else None
@@ -120,7 +124,10 @@ async def fork(desk: Desk, caller: Principal, asked: Fork) -> SessionForked:
 
 
 async def trim(desk: Desk, caller: Principal, asked: Trim) -> SessionTrimmed:
-    """Cut something out of a conversation. The history keeps it; no model reads it again."""
+    """Remove records from the context of a session.
+
+    The history keeps them, but no model reads them again.
+    """
 
     def body(conn: sa.Connection) -> SessionTrimmed:
         page = Page(conn, to_ms(desk.clock.now()))
@@ -176,7 +183,7 @@ def _check_still(conn: sa.Connection, session: Session, asked: Trim) -> None:
 
 
 def _context(conn: sa.Connection, session: Session, *, before: int) -> list[Record]:
-    """The records of a context that come before one of them, its mark first."""
+    """Return the records of a context up to the one before `before`, starting with its start record."""
     first = records.begun(conn, session.id, before=before)
     if before - first > RECORDS_COPIED_MAX:
         raise TooLarge(
@@ -197,7 +204,11 @@ def _parted(context: list[Record]) -> tuple[Record | None, list[Record]]:
 def _begin_with(
     page: Page, id_: SessionId, mark: Record | None, rest: list[Record], *, kind: RecordKind, after: int
 ) -> int:
-    """A context with these records behind a fresh mark, which says what the old one did. The number of its last."""
+    """Write a new context: a start record with the text of the old one, then copies of these
+    records.
+
+    Returns the number of the last record.
+    """
     words, trust = (mark.body, mark.trust) if mark is not None else (Mark(), Trust.PRIVATE)
     beginning = Record(session=id_, seq=after + 1, kind=kind, body=words, at_ms=page.at_ms, trust=trust)
     made = [beginning, *copies(rest, session=id_, after=beginning.seq)]
@@ -222,7 +233,7 @@ def _free(conn: sa.Connection, agent: str, name: str) -> str:
 
 def _get(conn: sa.Connection, id_: str) -> Session:
     session = sessions.get(conn, id_)
-    assert session is not None  # just written, in the same commit
+    assert session is not None  # written above, in the same transaction
     return session
 
 

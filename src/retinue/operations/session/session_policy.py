@@ -1,5 +1,4 @@
-"""When a conversation's context begins anew, by policy or because someone asks for it, and whether what is said there
-goes out."""
+"""Show a session's reset rules, reset its context after the current run, and set whether its replies are sent."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from retinue.store.sessions import sessions
 
 
 class Refresh(msgspec.Struct, forbid_unknown_fields=True):
-    """`why` is kept with the mark at which the fresh context begins."""
+    """`why` is stored with the record that starts the new context."""
 
     session: str
     why: Annotated[str, msgspec.Meta(max_length=BECAUSE_LENGTH_MAX // 2)] = ""
@@ -49,8 +48,11 @@ class Send(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionRefreshed(msgspec.Struct, frozen=True):
-    """`refreshed`: at once. Otherwise a run is at work, or mail waits, and the next run begins afresh for the reasons
-    in `refresh`."""
+    """`refreshed`: the context was reset immediately.
+
+    Otherwise a run is working or envelopes wait. The next run then starts with a new context, for
+    the reasons in `refresh`.
+    """
 
     session: str
     refreshed: bool
@@ -63,8 +65,11 @@ class SessionSends(msgspec.Struct, frozen=True):
 
 
 class SessionPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """By which rules a context begins anew, and when. Without `next_at`, it does not by itself; with `refresh`, the
-    next run begins afresh for these reasons."""
+    """The reset rules of a session, and its next reset.
+
+    Without `next_at`, no rule resets the context at a known time. With `refresh`, the next run
+    starts with a new context, for these reasons.
+    """
 
     session: str
     daily_at: str | None
@@ -104,7 +109,10 @@ async def show_policy(desk: Desk, caller: Principal, asked: OfSession) -> Sessio
 
 
 async def refresh(desk: Desk, caller: Principal, asked: Refresh) -> SessionRefreshed:
-    """Begin afresh without stopping anyone: at once where nothing runs or waits, else with the next run."""
+    """Reset the context without stopping a run.
+
+    The reset happens immediately if nothing runs or waits, otherwise when the next run starts.
+    """
     said = f": {asked.why}" if asked.why else ""
 
     def body(conn: sa.Connection) -> SessionRefreshed:
@@ -119,7 +127,7 @@ async def refresh(desk: Desk, caller: Principal, asked: Refresh) -> SessionRefre
 
 
 async def set_send(desk: Desk, caller: Principal, asked: Send) -> SessionSends:
-    """The owner's word on whether what is said here goes out, before all rules."""
+    """Set whether replies of this session are sent. Overrides all rules."""
 
     def body(conn: sa.Connection) -> Session:
         page = Page(conn, to_ms(desk.clock.now()))

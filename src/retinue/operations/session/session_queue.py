@@ -1,4 +1,4 @@
-"""What waits in a session while an agent is busy there."""
+"""List the envelopes that wait in a session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class Waiting(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SessionWaiting(msgspec.Struct, rename="kebab"):
-    """In the order in which it is read: 1 is next. `run` is what it waits for, `more` whether not all is shown."""
+    """Envelopes in the order in which they will be read; position 1 is next.
+
+    `run` is the run that they wait for. `more`: not all envelopes are listed.
+    """
 
     session: str
     queue: QueuePolicy

@@ -1,4 +1,4 @@
-"""What one can ask about sessions, their runs and approvals."""
+"""List, create, show, change, share, stop, reset and delete sessions, and answer approvals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LISTED_MAX = 50
 ATTRIBUTES_BYTES_MAX = 65_536
 SHARES_MAX = 100
 NAMES_ALIKE_MAX = 100
-RESTORABLE_DAYS = 30  # after it was deleted
+RESTORABLE_DAYS = 30  # after deletion
 
 _encode = msgspec.json.Encoder().encode
 
@@ -74,7 +74,7 @@ class Reset(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Queue(msgspec.Struct, forbid_unknown_fields=True):
-    """Leave everything out to go back to the agent's own rules."""
+    """Omit everything to use the agent's own queue rules."""
 
     session: str
     mode: QueueMode | None = None
@@ -84,7 +84,7 @@ class Queue(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Listing(msgspec.Struct, forbid_unknown_fields=True):
-    """`cursor` is the `next` of the page before."""
+    """`cursor` is the `next` of the previous page."""
 
     limit: int = 10
     agent: str = ""
@@ -93,7 +93,7 @@ class Listing(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class History(msgspec.Struct, forbid_unknown_fields=True):
-    """The newest records; with `before`, those that come before the one of this number."""
+    """The newest records, or with `before` the records before that number."""
 
     session: str
     limit: int = 50
@@ -107,14 +107,14 @@ class Create(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Rename(msgspec.Struct, forbid_unknown_fields=True):
-    """Null takes the name away."""
+    """Null removes the name."""
 
     session: str
     name: str | None
 
 
 class Attributes(msgspec.Struct, forbid_unknown_fields=True):
-    """Objects merge, null deletes, all else replaces."""
+    """Objects merge recursively, null removes a value, any other value replaces the old one."""
 
     session: str
     patch: dict[str, Any]
@@ -126,7 +126,10 @@ class Share(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Answer(msgspec.Struct, forbid_unknown_fields=True):
-    """`scope` of a yes: for these calls once, for this conversation, or for good. `because` is told to the agent."""
+    """`scope` of an approval: these calls once, this session, or always.
+
+    The agent reads `because`.
+    """
 
     id: str
     allow: bool
@@ -143,7 +146,7 @@ class RunShown(msgspec.Struct):
 class RecordShown(msgspec.Struct):
     seq: int
     kind: RecordKind
-    body: Any  # as its kind has it
+    body: Any  # its type depends on `kind`
     run: str | None
 
 
@@ -151,19 +154,19 @@ class RecordOfHistory(msgspec.Struct):
     seq: int
     kind: RecordKind
     at: str
-    body: Any  # as its kind has it
+    body: Any  # its type depends on `kind`
     run: str | None
 
 
 class RecordDamaged(msgspec.Struct):
-    """A record that cannot be read back."""
+    """A record that cannot be decoded."""
 
     seq: int
     because: str
 
 
 class PartialShown(msgspec.Struct):
-    """What a model has said so far in one attempt at a reply."""
+    """The text of one model reply attempt so far."""
 
     session: str
     run: str
@@ -174,7 +177,7 @@ class PartialShown(msgspec.Struct):
 
 
 class SessionState(msgspec.Struct):
-    """A conversation as it is now. Its news goes on from the cursor."""
+    """Current state of a session. Events continue from `cursor`."""
 
     cursor: int
     session: str
@@ -189,7 +192,7 @@ class SessionState(msgspec.Struct):
 
 
 class SessionSummary(msgspec.Struct, rename="camel"):
-    """A session as lists show it."""
+    """Basic data of a session."""
 
     session_id: str
     agent_id: str
@@ -205,8 +208,11 @@ class SessionSummary(msgspec.Struct, rename="camel"):
 
 
 class SessionListed(SessionSummary):
-    """With the marks of a list. `unread` is the mail from it that you have not read; `run` is at work there, or waits
-    for somebody (`runStatus`)."""
+    """One row of the session list.
+
+    `unread` is the number of unread envelopes from this session. `run` is its open run: working, or
+    suspended (`runStatus`).
+    """
 
     kind: OriginKind
     run: str | None
@@ -219,14 +225,14 @@ class SessionCleared(SessionSummary):
 
 
 class SessionsListed(msgspec.Struct):
-    """`next` is the cursor of the page after this one."""
+    """`next` is the cursor of the next page."""
 
     sessions: list[SessionListed]
     next: str | None
 
 
 class SessionHistory(msgspec.Struct):
-    """`next` is the `before` of the page before this one."""
+    """`next` is the `before` of the next page, with older records."""
 
     session: str
     agent: str
@@ -269,7 +275,7 @@ class ApprovalAnswered(msgspec.Struct):
 
 
 async def state(desk: Desk, caller: Principal, asked: OfSession) -> SessionState:
-    """Everything a page needs to show a conversation, and the cursor from which its news goes on."""
+    """Return everything needed to show a conversation, and the cursor from which its events continue."""
 
     def body(conn: sa.Connection) -> SessionState:
         session = sessions.resolve(conn, asked.session, seen_by=caller)
@@ -297,13 +303,13 @@ async def state(desk: Desk, caller: Principal, asked: OfSession) -> SessionState
 
 
 def _since_marker(found: list[Record]) -> list[Record]:
-    """What a person takes for the conversation: since it began or was reset, however often it was compacted since."""
+    """Return the records since the session started or was last reset, including those from before a compaction."""
     marks = [i for i, record in enumerate(found) if isinstance(record.body, Mark)]
     return found[marks[-1] :] if marks else found
 
 
 def shown(body: Body) -> Body:
-    """Without what only the provider who made it can read."""
+    """Remove the parts of a reply that only its provider can read."""
     return replace(body, pieces=()) if isinstance(body, Reply) and body.pieces else body
 
 
@@ -373,7 +379,7 @@ def summary(desk: Desk, session: Session) -> SessionSummary:
 
 
 async def listed(desk: Desk, caller: Principal, asked: Listing) -> SessionsListed:
-    """Pinned sessions first, the newest pin first; then by what was updated last."""
+    """List sessions: pinned ones first, the newest pin first, then the rest by last update."""
     limit = max(1, min(asked.limit, LISTED_MAX))
     after = _place(asked.cursor)
 
@@ -389,7 +395,7 @@ async def listed(desk: Desk, caller: Principal, asked: Listing) -> SessionsListe
 
 
 def with_marks(desk: Desk, conn: sa.Connection, caller: Principal, found: Sequence[Session]) -> list[SessionListed]:
-    """Sessions as a list shows them to whoever asks."""
+    """Build the rows of a session list for this caller."""
     at_work = store_unread.at_work(conn, [session.id for session in found])
     is_person = caller.address.kind is AddressKind.PERSON
     unread = store_unread.unread(conn, caller.address.name) if is_person else dict[SessionId, int]()
@@ -422,7 +428,10 @@ def _place(cursor: str) -> sessions.Place:
 
 
 async def history(desk: Desk, caller: Principal, asked: History) -> SessionHistory:
-    """Everything that was ever read, said, called and returned here, a page at a time, oldest first in each."""
+    """Return all records of a session in pages, newest page first.
+
+    Records within a page are in order.
+    """
     limit = max(1, min(asked.limit, RECORDS_SHOWN_MAX))
 
     def body(conn: sa.Connection) -> SessionHistory:
@@ -447,7 +456,7 @@ async def history(desk: Desk, caller: Principal, asked: History) -> SessionHisto
 
 
 async def create(desk: Desk, caller: Principal, asked: Create) -> SessionSummary:
-    """A session of the caller's own, beside those that begin by themselves."""
+    """Create a session of the caller, in addition to those that start by themselves."""
     id_ = SessionId(desk.ids.new())
     attributes = bounded(patched({}, asked.attributes))
     name = valid_session_name(asked.name) if asked.name is not None else ""
@@ -466,7 +475,10 @@ async def create(desk: Desk, caller: Principal, asked: Create) -> SessionSummary
 
 
 def own_origin(caller: Principal, agent: Agent, id_: SessionId) -> Origin:
-    """What makes a new session the caller's. An agent has sessions of its own alone: it would not see another's."""
+    """Return the origin of a new session of the caller.
+
+    An agent can only create its own sessions, because it could not see another agent's.
+    """
     if caller.address.kind is AddressKind.PERSON:
         return Origin(OriginKind.WEB, f"{caller.address}/{id_}")
     if caller.address.name.casefold() != agent.name.casefold():
@@ -514,7 +526,7 @@ async def set_attributes(desk: Desk, caller: Principal, asked: Attributes) -> Se
 
 
 async def clear(desk: Desk, caller: Principal, asked: OfSession) -> SessionCleared:
-    """Begin afresh, with nothing of what was said: agent, name, pin and attributes stay."""
+    """Reset the context without carrying anything over. Agent, name, pin and attributes stay."""
     session = await desk.store.read(partial(sessions.resolve, text=asked.session, seen_by=caller))
     done = await desk.engine.reset(session.id, by=str(caller.address))
 
@@ -527,7 +539,10 @@ async def clear(desk: Desk, caller: Principal, asked: OfSession) -> SessionClear
 
 
 async def delete(desk: Desk, caller: Principal, asked: OfSession) -> SessionDeleted:
-    """First it is gone, then what runs is stopped; a house that stops in between closes it when it is open again."""
+    """Delete a session, then stop its run.
+
+    If the server stops in between, it ends the run at the next start.
+    """
 
     def act(page: Page, session: Session) -> None:
         check_own(caller, session)
@@ -551,7 +566,10 @@ async def delete(desk: Desk, caller: Principal, asked: OfSession) -> SessionDele
 
 
 async def share(desk: Desk, caller: Principal, asked: Share) -> SessionShared:
-    """Let another person see a session and write in it. Only whose it is may, and the owner of the house."""
+    """Let another person see a session and write in it.
+
+    Only its owner and the instance's owner may share it.
+    """
 
     def act(page: Page, session: Session) -> list[str]:
         check_own(caller, session, people_only=True)
@@ -570,7 +588,7 @@ async def share(desk: Desk, caller: Principal, asked: Share) -> SessionShared:
 
 
 async def unshare(desk: Desk, caller: Principal, asked: Share) -> SessionShared:
-    """Take it back. Whoever it is shared with may leave, too."""
+    """Stop sharing a session with a person. That person may also leave by themselves."""
 
     def act(page: Page, session: Session) -> list[str]:
         person = _person(page.conn, asked.person)
@@ -601,11 +619,14 @@ async def _share(
     return SessionShared(session=session.id, shared_with=now)
 
 
-# --- what the handlers have in common ---
+# --- shared helpers ---
 
 
 async def _write(desk: Desk, caller: Principal, text: str, act: Callable[[Page, Session], None]) -> Session:
-    """Do something to a session the caller sees, in one commit; give it back as it was."""
+    """Call a function on a visible session in one transaction.
+
+    Returns the session as it was before.
+    """
 
     def body(conn: sa.Connection) -> Session:
         page = Page(conn, to_ms(desk.clock.now()))
@@ -620,7 +641,7 @@ async def _write(desk: Desk, caller: Principal, text: str, act: Callable[[Page, 
 async def _change(
     desk: Desk, caller: Principal, text: str, act: Callable[[Page, Session], dict[str, Any]]
 ) -> SessionSummary:
-    """Change a session the caller sees, tell whoever watches, and show it as it is then."""
+    """Change a visible session, emit an event, and return the changed session."""
 
     def body(conn: sa.Connection) -> Session:
         page = Page(conn, to_ms(desk.clock.now()))
@@ -633,7 +654,10 @@ async def _change(
 
 
 def check_own(caller: Principal, session: Session | None, *, people_only: bool = False) -> None:
-    """Seeing is not owning: one whom a session is shared with may not do with it what cannot be undone."""
+    """Raise an error unless the session belongs to the caller.
+
+    A share does not allow irreversible changes.
+    """
     own = caller.sees_all or (session is not None and session.origin.belongs_to(str(caller.address)))
     if session is not None and not people_only and caller.address.kind is AddressKind.AGENT:
         own = own or session.agent == caller.address.name
@@ -648,7 +672,7 @@ def check_own(caller: Principal, session: Session | None, *, people_only: bool =
 
 def _there(conn: sa.Connection, id_: str) -> Session:
     session = sessions.get(conn, id_)
-    assert session is not None  # just written, in the same commit
+    assert session is not None  # written above, in the same transaction
     return session
 
 
@@ -677,7 +701,7 @@ def _person(conn: sa.Connection, name: str) -> str:
 
 
 def free_name(conn: sa.Connection, agent: str, name: str) -> str:
-    """This name, or one like it that is free: `taxes (2)`. Empty where there are too many."""
+    """Return this name, or a free one such as `taxes (2)`. Empty if too many names are taken."""
     if not name or sessions.by_name(conn, agent, name) is None:
         return name
     for number in range(2, NAMES_ALIKE_MAX + 1):

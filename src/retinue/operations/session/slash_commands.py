@@ -1,4 +1,4 @@
-"""What one can ask about the commands of a conversation: for doors that offer them while someone writes."""
+"""List the slash commands of a conversation, for clients that offer completion."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from retinue.store.agents import agents
 
 
 class CommandList(msgspec.Struct, forbid_unknown_fields=True):
-    """With the commands of an agent's skills, where one is named."""
+    """Includes the commands of an agent's skills if one is named."""
 
     agent: str = ""
 
 
 class CommandShown(msgspec.Struct, frozen=True):
-    """`form` is how it is written. A `directive` may also stand among words, for one message."""
+    """`form` is the syntax.
+
+    A `directive` can also appear inside a message, and then applies to that message only.
+    """
 
     name: str
     form: str
@@ -35,7 +38,10 @@ class CommandsListed(msgspec.Struct):
 
 
 async def listed(desk: Desk, caller: Principal, asked: CommandList) -> CommandsListed:
-    """The same for everyone: who may use one is decided where it is used."""
+    """List slash commands.
+
+    The list is the same for every caller; permission is checked when a command is used.
+    """
     found = [
         CommandShown(name=name.value, form=form, summary=what, directive=name in DIRECTIVES)
         for name, (form, what) in SUMMARIES.items()

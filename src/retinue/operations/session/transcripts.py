@@ -1,4 +1,4 @@
-"""A conversation as a person reads it: records with the words that people wrote, a page at a time, newest first."""
+"""Read a conversation as people see it: records with the original texts of their envelopes, newest page first."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Transcript(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WorkRead(msgspec.Struct, frozen=True, rename="kebab"):
-    """Work that was handed on. `outcome` is open, ok, error, timeout or stopped."""
+    """A delegation. `outcome` is open, ok, error, timeout or stopped."""
 
     id: str
     kind: DelegationKind
@@ -52,8 +52,10 @@ class WorkRead(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class MailRead(msgspec.Struct, frozen=True, rename="kebab"):
-    """An envelope as it was written, without what the house put around it for the model. `work` is what it hands on, or
-    tells the end of."""
+    """An envelope as written, without what was added for the model.
+
+    `work` is the delegation that it requests, or whose result it carries.
+    """
 
     envelope: str
     sender: str = msgspec.field(name="from")
@@ -65,7 +67,11 @@ class MailRead(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class Line(msgspec.Struct, frozen=True, rename="kebab"):
-    """A record. `mail` is what was read with it; where that was purged, `body` has what the model read."""
+    """A record.
+
+    `mail` has the envelopes that were read with it. If they were purged, `body` has what the model
+    read.
+    """
 
     seq: int
     kind: RecordKind
@@ -77,8 +83,11 @@ class Line(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class TranscriptRead(msgspec.Struct, rename="kebab"):
-    """`lines` are in order. Those of the present context come first; `earlier` says that there are more before them,
-    and `begins` where this context does: what is before it is no longer read by the model."""
+    """`lines` are in order.
+
+    The first page has only records of the current context, which starts at `begins`. The model no
+    longer reads earlier ones. `earlier`: there are more records before these.
+    """
 
     cursor: int
     session: str
@@ -130,7 +139,7 @@ def _line(desk: Desk, conn: sa.Connection, record: Record) -> Line:
     return Line(
         seq=record.seq,
         kind=record.kind,
-        at=record.at.astimezone(desk.zone).isoformat(timespec="milliseconds"),  # calls are told apart by them
+        at=record.at.astimezone(desk.zone).isoformat(timespec="milliseconds"),  # clients distinguish calls by time
         run=record.run,
         trust=record.trust,
         body=shown(record.body),
@@ -151,7 +160,10 @@ def _mail(desk: Desk, conn: sa.Connection, envelope: Envelope) -> MailRead:
 
 
 def _work(conn: sa.Connection, envelope: Envelope) -> WorkRead | None:
-    """Looked for only where it can be: most mail is a person's."""
+    """Return the delegation of an envelope, if its kind can have one.
+
+    Most envelopes are from people.
+    """
     if envelope.kind is Kind.DELEGATION:
         found = delegations.get(conn, envelope.id)
     elif envelope.kind in (Kind.ANSWER, Kind.NOTICE):

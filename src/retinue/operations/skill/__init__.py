@@ -1,1 +1,1 @@
-"""Operations of the noun `skill`."""
+"""Operations on skills and hooks."""

@@ -1,4 +1,4 @@
-"""What one can ask about hooks: which there are, how they stand, and that one is run from now on."""
+"""List, show, enable and disable hooks, and send a hook's output to a person."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class One(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Enable(msgspec.Struct, forbid_unknown_fields=True):
-    """With a hash, it is enabled only if it is still what you have read."""
+    """With `hash`, the hook is enabled only if it still has that hash."""
 
     name: HookName
     hash: Annotated[str, msgspec.Meta(description="of what you have read; left out, as it stands now")] = ""
@@ -60,7 +60,10 @@ class HookBroken(msgspec.Struct, frozen=True):
 
 
 class HooksListed(msgspec.Struct, frozen=True):
-    """`shadowed` stand behind another of their name; `broken` are folders that were meant to be hooks."""
+    """`shadowed` are overridden by another hook of the same name.
+
+    `broken` are folders without a valid hook.
+    """
 
     hooks: list[HookShown]
     shadowed: list[str]
@@ -68,7 +71,7 @@ class HooksListed(msgspec.Struct, frozen=True):
 
 
 class HookRead(msgspec.Struct, frozen=True):
-    """`content` is its HOOK.md and its handler, as they stand now."""
+    """`content` is the current HOOK.md and handler."""
 
     hook: HookShown
     content: str
@@ -94,7 +97,10 @@ async def show(desk: Desk, caller: Principal, asked: One) -> HookRead:
 
 
 async def enable(desk: Desk, caller: Principal, asked: Enable) -> HookShown:
-    """Found good as it stands: once a file of it changes, it is not run before someone has looked again."""
+    """Enable a hook by approving its current hash.
+
+    After a change of its files it does not run until approved again.
+    """
     hook = (await _one(desk, asked.name)).hook
     if asked.hash and (len(asked.hash) < HASH_DIGITS_MIN or not hook.hash.startswith(asked.hash.lower())):
         raise Conflict(
@@ -115,7 +121,10 @@ async def disable(desk: Desk, caller: Principal, asked: One) -> HookDisabled:
 
 
 async def say(desk: Desk, event: Happened, hook: Hook, text: str) -> None:
-    """Bring a hook's words to whoever sits where something happened, as words of the house: no model reads them."""
+    """Send a hook's output as a notification to the person of the event's session.
+
+    No model reads it.
+    """
 
     def find(conn: sa.Connection) -> address.Address:
         session = sessions.get(conn, SessionId(event.session)) if event.session else None

@@ -1,4 +1,4 @@
-"""What one can ask about skills: which there are, how they stand, what changed; and operations made into one."""
+"""List, show, approve and revoke skills, and export operations as a skill."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Show(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Approve(msgspec.Struct, forbid_unknown_fields=True):
-    """Without a hash, it shows what is to be found good and changes nothing."""
+    """Without `hash`, shows what would be approved and changes nothing."""
 
     name: SkillName
     hash: Annotated[str, msgspec.Meta(description="of what you have read; without it you are shown that")] = ""
@@ -92,7 +92,10 @@ class SkillBroken(msgspec.Struct, frozen=True):
 
 
 class SkillsListed(msgspec.Struct, frozen=True):
-    """`shadowed` stand behind another of their name; `broken` are folders that were meant to be skills."""
+    """`shadowed` are overridden by another skill of the same name.
+
+    `broken` are folders without a valid skill.
+    """
 
     skills: list[SkillShown]
     shadowed: list[str]
@@ -102,9 +105,10 @@ class SkillsListed(msgspec.Struct, frozen=True):
 class SkillRead(
     msgspec.Struct, frozen=True, rename={"found_good_by": "found-good-by", "found_good_at": "found-good-at"}
 ):
-    """`content` is all of it. `difference` is what changed since it was found good; all of it where it never was.
+    """`content` is the full text. `difference` is what changed since the approval, or everything if
+    there was none.
 
-    `lines` says it to people.
+    `lines` is the same as text for people.
     """
 
     skill: SkillShown
@@ -116,7 +120,7 @@ class SkillRead(
 
 
 class SkillApproved(msgspec.Struct, frozen=True, rename={"try_this": "try"}):
-    """`approved` is false where it was only shown. `lines` says it all to people."""
+    """`approved` is false if the skill was only shown. `lines` is the result as text for people."""
 
     skill: SkillShown
     approved: bool
@@ -139,7 +143,7 @@ class SkillExported(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 def shelf(desk: Desk) -> Shelf:
-    """The house's skills, as its settings have them now."""
+    """Return a skill loader with the current settings."""
 
     def settings() -> Settings:
         if desk.config is not None:
@@ -204,7 +208,7 @@ async def show(desk: Desk, caller: Principal, asked: Show) -> SkillRead:
 
 
 async def approve(desk: Desk, caller: Principal, asked: Approve) -> SkillApproved:
-    """Find a skill good, as it was read: one that changed in between is not."""
+    """Approve a skill's current version. Refused if it changed since it was read."""
     stood = await _one(desk, asked)
     skill = stood.skill
     pin = await desk.store.read(partial(approved_hashes.find, kind=KIND, name=skill.key))
@@ -229,14 +233,18 @@ async def approve(desk: Desk, caller: Principal, asked: Approve) -> SkillApprove
 
 
 async def revoke(desk: Desk, caller: Principal, asked: Show) -> SkillRevoked:
-    """Not found good any more: it is not used until someone looks at it again."""
+    """Revoke the approval of a skill. It is not used until it is approved again."""
     skill = (await _one(desk, asked)).skill
     gone = await desk.store.write(partial(approved_hashes.remove, kind=KIND, name=skill.key), point="skill")
     return SkillRevoked(skill.name, gone)
 
 
 async def export(desk: Desk, caller: Principal, asked: Export) -> SkillExported:
-    """What the house writes into its own folder of skills, at the owner's word, needs no second look."""
+    """Write operations as a skill.
+
+    In the instance's own skill folder it is approved at once, because the server wrote it on the
+    owner's request.
+    """
     from retinue.agents import skill_bundles
 
     bundle = bundle_of(asked.name, _operations(desk))
@@ -264,13 +272,13 @@ async def export(desk: Desk, caller: Principal, asked: Export) -> SkillExported:
 
 
 def _written(own: Path, name: str) -> Skill | None:
-    """What we have just written, if it is what counts under that name."""
+    """Return the skill that was just written, if it is the one used under that name."""
     skills = find([Root(source=Source.HOUSE, path=own)], contents=True).skills
     return next((skill for skill in skills if skill.folder == own.resolve() / name), None)
 
 
 def bundle_of(noun: str, operations: Mapping[str, Operation]) -> Bundle:
-    """All operations on a noun, as a bundle."""
+    """Return all operations of a noun as a bundle."""
     found = [each for each in operations.values() if each.name.partition(".")[0] == noun]
     if not found:
         nouns = sorted({name.partition(".")[0] for name in operations})
@@ -280,13 +288,13 @@ def bundle_of(noun: str, operations: Mapping[str, Operation]) -> Bundle:
             try_this=f"retinue skill export {nouns[0]}" if nouns else "load the plug-in that brings them",
             code="skill.no-operations",
         )
-    from retinue.agents.skill_bundles import Bundle  # brought in for the few who write one
+    from retinue.agents.skill_bundles import Bundle  # rarely used: import on first use
 
     return Bundle(noun=noun, commands=tuple(map(_command, found)))
 
 
 def bundles_by_tool(operations: Mapping[str, Operation]) -> dict[str, str]:
-    """The bundle of every tool that is made from an operation: what `skills_exposure` needs to know."""
+    """Map each operation's tool name to its bundle, as `operation_exposure` needs it."""
     from retinue.operations.operation_tools import tool_name
 
     return {tool_name(each): each.name.partition(".")[0] for each in operations.values()}
@@ -319,7 +327,7 @@ def _command(operation: Operation) -> Command:
 
 
 def _operations(desk: Desk) -> Mapping[str, Operation]:
-    from retinue.operations.catalog import OPERATIONS as EVERY  # it imports us
+    from retinue.operations.catalog import OPERATIONS as EVERY  # circular import
 
     guests = guests_of(desk)
     return {**EVERY, **(guests.operations() if guests is not None else {})}
@@ -357,7 +365,7 @@ def _pin(conn: sa.Connection, *, skill: Skill, caller: Principal, at_ms: int) ->
 def _difference(before: str, skill: Skill) -> list[str]:
     if before == skill.content:
         return []
-    import difflib  # only when something has changed
+    import difflib  # needed only after a change
 
     lines = list(
         difflib.unified_diff(
@@ -371,7 +379,7 @@ def _difference(before: str, skill: Skill) -> list[str]:
 
 
 def _visible(text: str) -> str:
-    """What a person would not see, a model may well read: characters without a form of their own are spelled out."""
+    """Escape invisible characters: a person would not see them, but a model would read them."""
     return "".join(char if char in "\n\t" or not _is_hidden(char) else f"<U+{ord(char):04X}>" for char in text)
 
 
@@ -399,20 +407,23 @@ def _shown(stood: Standing) -> SkillShown:
     )
 
 
-# For the doctor
+# --- doctor check ---
 
 
-_Unused = tuple[str, str, str]  # a name, why it is not used, what to do
+_Unused = tuple[str, str, str]  # name, reason, next step
 
 
 async def _waiting(scene: Scene) -> Sequence[_Unused] | None:
-    """Of the house, of its plug-ins, and in the home of each agent; not of workspaces, of which nobody has a list."""
+    """Gather unused skills of the instance, its plugins and each agent.
+
+    Workspaces are not searched, because there is no list of them.
+    """
     if scene.store is None:
         return None
     settings = (await asyncio.to_thread(examine, scene.environment)).configuration.settings
     plugins = scene.plugins.skill_folders if scene.plugins is not None else tuple
     here = Shelf(scene.home, scene.store, settings=lambda: settings, environment=scene.environment, plugins=plugins)
-    unused: dict[Path, _Unused] = {}  # by folder: those of the house are there for every agent
+    unused: dict[Path, _Unused] = {}  # by folder: the instance's skills appear for every agent
     for agent in ("", *(each.name for each in await scene.store.scan(agents.everyone))):
         home = home_of(scene.home, agent) if agent else None
         if home is None or (home / FOLDER).exists():

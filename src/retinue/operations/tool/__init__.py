@@ -1,1 +1,1 @@
-"""Operations of the noun `tool`."""
+"""Operations on tools."""

@@ -1,4 +1,7 @@
-"""Calling a tool directly, outside of any run: for scripts and pages. The same rules, and a few more."""
+"""Call a tool outside any run, for scripts and the web app.
+
+Policy applies, with additional rules for direct calls.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ class Invoked(msgspec.Struct):
 
 
 async def invoke(desk: Desk, caller: Principal, asked: Invoke) -> Invoked:
-    """What asks, asks in a conversation: here it is refused."""
+    """Call a tool directly.
+
+    A call that needs approval is refused, because only a conversation can ask for one.
+    """
     return await call_directly(desk, caller, asked, door=Door.INVOKE)
 
 
