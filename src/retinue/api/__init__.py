@@ -1,1 +1,1 @@
-"""Operations over HTTP, and events as they happen."""
+"""The HTTP API: operations, event streams, webhooks, MCP and the web app's files."""

@@ -1,4 +1,4 @@
-"""Operations over HTTP. One handler serves them all; what differs is declared in `operations`."""
+"""The ASGI application. One handler serves all operations; each declares its own differences."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Gone(Exception):
-    """The request broke off in the middle: there is nobody to answer."""
+    """The client disconnected before its request was complete, so there is no one to answer."""
 
 
 class _SentEnvelope(msgspec.Struct):
@@ -73,7 +73,7 @@ class Answer(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """What a route needs of a request."""
+    """What a route handler gets from a request."""
 
     scope: Scope
     receive: Receive
@@ -98,7 +98,7 @@ Route = Callable[[Request], Awaitable[Answer | None]]
 
 
 def build(desk: Desk, door: Door | None = None, gate: Gate | None = None) -> App:
-    """The house over HTTP. Operations are found by their path alone."""
+    """Build the ASGI application. Operations are routed by their path."""
     door = door or Door()
     return App(desk, door, gate or Gate(door))
 
@@ -160,7 +160,7 @@ class App:
         except RetinueError as error:
             answer = self._refuse(error)
         except Gone:
-            answer = Answer(400, b"", [])  # read by nobody
+            answer = Answer(400, b"", [])  # the client is disconnected
         except Exception:
             what = operation.name if operation is not None else "this"
             log.exception("request broke", extra={"operation": what})
@@ -169,9 +169,9 @@ class App:
             await self._answer(send, answer, local=local)
 
     async def _mcp(self, request: Request) -> Answer:
-        """The house as an MCP server, for whoever has a token: its operations, and an agent's tools."""
+        """Serve MCP requests made with a token: operations, and an agent's tools."""
         from retinue.api import mcp
-        from retinue.operations.mcp.mcp_endpoint import Visitor  # few houses are asked this way
+        from retinue.operations.mcp.mcp_endpoint import Visitor  # rarely used: import on first use
 
         mcp.check(request.headers)
         caller = await self._caller(request.headers, request.visit, method="POST")
@@ -187,7 +187,7 @@ class App:
         return Answer(202 if said is None else 200, said or b"", [JSON])
 
     def _find(self, path: str) -> Operation | None:
-        """Ours, or a plug-in's: those come and go."""
+        """Find a built-in or plugin operation by path. Plugin operations can change at any time."""
         operation = self._operations.get(path)
         if operation is None and self.desk.plugins is not None:
             operation = next((each for each in self.desk.plugins.operations().values() if each.route == path), None)
@@ -200,7 +200,10 @@ class App:
         return list(self.desk.plugins.operations().values()) if self.desk.plugins is not None else []
 
     async def _answer(self, send: Send, answer: Answer, *, local: bool) -> None:
-        """Browsers do not come by the socket, so what guards against them is not sent there."""
+        """Send a response.
+
+        Headers that protect browsers are omitted on the Unix socket, where no browser connects.
+        """
         self.counts.answered(answer.status)
         headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
         if not local and not answer.is_page:
@@ -230,13 +233,16 @@ class App:
         raise WrongMethod(method, path, ", ".join(allowed)) if allowed else _not_served(method, path)
 
     def refit(self, door: Door) -> None:
-        """Other bounds and names from now on. Where we listen does not change before the next start."""
+        """Apply changed limits and host names.
+
+        The listen address changes only at the next start.
+        """
         self.door = self.gate.door = door
         self._requests.resize(door.requests_per_minute)
         self._envelopes.resize(door.envelopes_per_minute)
         self._sign_in.refit(door)
 
-    # --- who asks, and how much ---
+    # --- authentication and rate limits ---
 
     async def _caller(self, headers: dict[bytes, bytes], came: Visit, *, method: str) -> Caller:
         caller = await self._sign_in.caller(came, headers, method=method)
@@ -268,7 +274,7 @@ class App:
             sent.end(envelope)
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive, *, bytes_max: int = 0) -> bytes:
-        """The body, of which we never hold more than the bound."""
+        """Read the body, never holding more than `bytes_max` bytes in memory."""
         bytes_max = bytes_max or self.door.body_bytes_max
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and (len(length) > LENGTH_DIGITS_MAX or int(length) > bytes_max):
@@ -291,10 +297,10 @@ class App:
     # --- attachments ---
 
     async def _take_blob(self, request: Request) -> Answer:
-        """A file, ahead of the envelope that will name it."""
+        """Store a file before the envelope that will refer to it."""
         caller = await self._caller(request.headers, request.visit, method="POST")
         who, uploads = str(caller.principal.address), self.desk.uploads
-        async with self._taking:  # whoever comes meanwhile waits, and we hold only so many files at once
+        async with self._taking:  # further uploads wait, which limits the files held in memory
             uploads.check_room(who, 0)
             body = await self._body(request.headers, request.receive, bytes_max=UPLOAD_BYTES_MAX)
             uploads.check_room(who, len(body))
@@ -304,7 +310,7 @@ class App:
         return Answer(200, _encode({"hash": kept.hash, "size-bytes": kept.size_bytes}), [JSON])
 
     async def _blob(self, request: Request, hash_: str) -> Answer | None:
-        """The bytes of an attachment, to who sees it where they say."""
+        """Send the bytes of an attachment if the caller sees the envelope or record that contains it."""
         caller = await self._caller(request.headers, request.visit, method="GET")
         look = partial(
             attachment_download.named,
@@ -327,7 +333,7 @@ class App:
             await request.send({"type": "http.response.body", "body": b""})
         return None
 
-    # --- agents that run elsewhere ---
+    # --- external agents and webhooks ---
 
     async def _hear(self, request: Request, session: str, heard_by: Callbacks) -> Answer:
         if not request.visit.local:
@@ -341,7 +347,7 @@ class App:
         body = partial(self._body, request.headers, request.receive)
         query, remote = request.scope["query_string"], request.visit.remote
         if self._hooked is None:
-            from retinue.api.webhook_routes import RequestDoor  # with the first request: few houses are sent any
+            from retinue.api.webhook_routes import RequestDoor  # rarely used: import on first use
 
             self._hooked = RequestDoor(requests(), time.monotonic)
         status, said = await self._hooked.take(path, query, request.headers, remote, lambda most: body(bytes_max=most))
@@ -364,7 +370,7 @@ class App:
         body = await self._body(request.headers, request.receive)
         return Answer(200, _encode(await self._sign_in.join(request.visit, body)), [JSON])
 
-    # --- the house about itself ---
+    # --- web app and status ---
 
     def _page(self, request: Request, path: str) -> Answer | None:
         file = self.pages.find(path)
@@ -396,7 +402,7 @@ class App:
         return Answer(200, body, [(b"content-type", metrics.CONTENT_TYPE)])
 
     async def _openapi(self, request: Request) -> Answer:
-        from retinue.api import openapi  # for the few who write a client
+        from retinue.api import openapi  # rarely used: import on first use
 
         caller = await self._caller(request.headers, request.visit, method="GET")
         return Answer(200, _encode(openapi.openapi(self.desk, caller.principal, self._all())), [JSON])
@@ -410,11 +416,11 @@ class App:
         return Answer(200, _encode(openapi.listing(self.desk, caller.principal, self._all())), [JSON])
 
     async def _state(self, request: Request) -> Answer:
-        """`house.state`, for a browser that opens."""
+        """Perform `house.state`, for a browser that opens the web app."""
         caller = await self._caller(request.headers, request.visit, method="GET")
         return Answer(200, await perform(self.desk, caller.principal, OPERATIONS["house.state"], b""), [JSON])
 
-    # --- as it happens ---
+    # --- event streams ---
 
     async def _news(self, request: Request) -> Answer | None:
         caller = await self._caller(request.headers, request.visit, method="GET")
@@ -455,7 +461,7 @@ class App:
             async for piece in pieces:
                 await request.send({"type": "http.response.body", "body": piece, "more_body": True})
         except Exception:
-            # The head has gone out: all that is left is to break off, which the other side sees and resumes from.
+            # The response has started, so the only way to report an error is to end it. The client then resumes.
             log.exception("stream broke")
         finally:
             leaving.cancel()
@@ -484,7 +490,7 @@ class App:
             log.exception("request broke", extra={"operation": "live"})
             await self._refuse_socket(send, self._refuse(broke("live")))
             return
-        from retinue.api.websocket import LiveSocket  # with the first, like what speaks the protocol
+        from retinue.api.websocket import LiveSocket  # imported on first use, as is the WebSocket library
 
         self.counts.sockets += 1
         again = self._sign_in.again(caller)
@@ -522,14 +528,20 @@ class App:
 
 
 async def _left(receive: Receive, feed: Feed) -> None:
-    """Wait for the other side to go. Nothing else tells us: what is sent to nobody is lost without a word."""
+    """Wait for the client to disconnect.
+
+    Nothing else reports it: data sent to a closed stream is dropped.
+    """
     while (await receive())["type"] != "http.disconnect":
         pass
     feed.end()
 
 
 def _is_exempt(caller: Caller, came: Visit) -> bool:
-    """The owner on the socket can always get in: whoever reaches it as the owner could change the limits as well."""
+    """Whether the caller is the owner on the Unix socket, who has no rate limits.
+
+    The owner there could change the limits anyway, and must always get in.
+    """
     return came.local and caller.principal.sees_all
 
 

@@ -1,7 +1,7 @@
-"""The bytes of attachments, for pages: each is given where it is seen, in an envelope or a record, and nowhere else.
+"""Download attachments through the envelope or record in which the caller sees them.
 
-A file is somebody's words. Whatever its sender calls it, a browser is told one of a few types that run nothing, and to
-put it into a sandbox; all else is saved, not shown.
+Files are untrusted content. Whatever type the sender declares, the browser gets one of a few types
+that cannot run code, and a sandbox policy. All other types are downloaded, not displayed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TEXT, _PDF, _UNKNOWN = "text/plain", "application/pdf", "application/octet-stre
 
 
 class Blob(Struct, frozen=True):
-    """An open file, and what a browser is told of it."""
+    """An open attachment file and its response headers."""
 
     attachment: Attachment
     file: BinaryIO
@@ -59,7 +59,7 @@ class Blob(Struct, frozen=True):
             (b"content-disposition", f"{shown}; filename*=UTF-8''{quote(self.attachment.name, safe='')}".encode()),
             (b"content-security-policy", b"sandbox; default-src 'none'; frame-ancestors 'none'"),
             (b"etag", etag(self.attachment.hash)),
-            # Asked for again each time, so that whoever no longer sees it does not; the bytes are sent once.
+            # Revalidate each time, so that a revoked permission takes effect. The ETag saves sending the bytes again.
             (b"cache-control", b"private, no-cache"),
         ]
 
@@ -75,7 +75,7 @@ def etag(hash_: str) -> bytes:
 def named(
     conn: sa.Connection, hash_: str, *, envelope: str, session: str, record: str, seen_by: Principal
 ) -> Attachment:
-    """The attachment of this hash, as the envelope or the record names it in which the caller sees it."""
+    """Return the attachment with this hash from an envelope or a record that the caller sees."""
     if envelope:
         found = envelopes.get(conn, envelopes.resolve(conn, envelope, seen_by=seen_by))
         there = found.attachments if found is not None else ()
@@ -113,12 +113,12 @@ def _of_record(conn: sa.Connection, session: str, seq: int) -> tuple[Attachment,
 
 
 def _whole(hash_: str, tool: str) -> tuple[Attachment, ...]:
-    """All of an output of which a part was shown."""
+    """Return the full output of a tool whose result was truncated."""
     return (Attachment(hash=hash_, name=f"{tool}.txt", media_type=_TEXT, size_bytes=0),) if hash_ else ()
 
 
 def opened(files: Files, attachment: Attachment) -> Blob:
-    """Blocks: for a thread. Whoever opens it closes its file."""
+    """Open an attachment. Blocks, so call it in a thread. The caller closes the file."""
     file = files.open(attachment.hash)
     head = file.read(HEAD_BYTES)
     size_bytes = file.seek(0, 2)

@@ -1,7 +1,7 @@
-"""Who asks: a bearer token, or a browser's cookie that a single-use code was exchanged for.
+"""Authenticate requests by bearer token, or by a cookie obtained with a single-use code.
 
-A secret is never compared with another: it is hashed, and the hash is looked up. How long that takes says nothing
-about any secret that is stored, so there is nothing here that would have to be done in constant time.
+Secrets are hashed and looked up by hash, never compared directly. The lookup time reveals nothing
+about stored secrets, so no constant-time comparison is needed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Joining(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Caller(Struct, frozen=True):
-    """A principal, and the hash of what proved it: asked again, it must still be good."""
+    """A principal, and the hash of its token, so that the token can be checked again later."""
 
     principal: Principal
     token_hash: str
@@ -54,6 +54,8 @@ class Caller(Struct, frozen=True):
 
 
 class SignIn:
+    """Authenticates requests, and signs browsers in and out."""
+
     def __init__(self, desk: Desk, door: Door, now: Callable[[], float], refused: Callable[[str], None]) -> None:
         self._desk = desk
         self._lockout = Lockout(now, attempts_max=door.sign_in_attempts_max, lockout_s=door.lockout_s)
@@ -67,7 +69,11 @@ class SignIn:
         self._lockout.attempts_max, self._lockout.lockout_s = door.sign_in_attempts_max, door.lockout_s
 
     async def caller(self, visit: Visit, headers: Headers, *, method: str) -> Caller:
-        """Who this request is from. A cookie comes along unasked, so to change something it takes our header too."""
+        """Return the caller of a request.
+
+        Browsers send cookies with requests of other sites, so a changing request by cookie also
+        needs the header `x-retinue`.
+        """
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         if scheme:
             kind, secret = TokenKind.TOKEN, bearer.strip() if scheme.lower() == b"bearer" else b""
@@ -94,11 +100,14 @@ class SignIn:
         return Caller(principal, token_hash, by_cookie=kind is TokenKind.WEB)
 
     def again(self, caller: Caller) -> Callable[[], Awaitable[Principal | None]]:
-        """For who stays connected: whether they are still who they were."""
+        """Return a function that checks the caller's token again, for long-lived connections."""
         return partial(self._look_up, caller.token_hash, TokenKind.WEB if caller.by_cookie else TokenKind.TOKEN)
 
     async def _look_up(self, token_hash: str, kind: TokenKind) -> Principal | None:
-        """Remembered until anything of it is written, and never for long: other processes commit too, tokens expire."""
+        """Find the principal of a token, cached until a relevant commit and for at most a second.
+
+        The time limit is needed because other processes commit too, and tokens expire.
+        """
         remembered = self._known.get(token_hash)
         if remembered is not None and self._now() - remembered[0] < REMEMBERED_S:
             return remembered[1] if remembered[2] is kind else None
@@ -107,7 +116,7 @@ class SignIn:
         known = await self._desk.store.read(look)
         if known is None:
             return None
-        if commits == self._commits:  # what was committed while we looked may have revoked it
+        if commits == self._commits:  # a commit during the lookup may have revoked it
             if len(self._known) >= REMEMBERED_MAX:
                 self._known.clear()
             self._known[token_hash] = (at, *known)
@@ -119,14 +128,17 @@ class SignIn:
             self._known.clear()
 
     async def _failed(self, visit: Visit, token_hash: str) -> None:
-        """What was good once is no guess: a browser that comes back with an old cookie must not lock itself out."""
+        """Count a failed attempt, unless the token was valid once.
+
+        A browser with an old cookie must not lock itself out.
+        """
         if visit.local or await self._desk.store.read(partial(tokens.is_known, token_hash=token_hash)):
             return
         if self._lockout.failed(visit.remote):
             self._refused("auth.locked-out")
 
     async def sign_in(self, visit: Visit, body: bytes) -> tuple[Principal, bytes]:
-        """Exchange a code for a cookie, in one commit: the code is worthless from then on."""
+        """Exchange a code for a cookie in one commit, which also revokes the code."""
         asked: Code = parse(body, Code)
         code_hash = hash_of(asked.code[: SECRET_LENGTH_MAX + 1].encode(errors="replace"))
         if not visit.local:
@@ -140,7 +152,7 @@ class SignIn:
             if code is None or code.kind is not TokenKind.CODE:
                 return None
             if not tokens.revoke(conn, code.id, at_ms=to_ms(now)):
-                return None  # somebody else was a moment quicker with the same code
+                return None  # another request used the same code first
             web = Token(
                 id=id_,
                 kind=TokenKind.WEB,
@@ -165,7 +177,7 @@ class SignIn:
         return principal, self._set_cookie(visit, secret, WEB_EXPIRES_AFTER_S)
 
     async def join(self, visit: Visit, body: bytes) -> dict[str, Any]:
-        """Whoever holds an invitation becomes the person it names. Guessing at one counts like guessing at a token."""
+        """Accept an invitation. A wrong one counts as a failed attempt, like a wrong token."""
         asked: Joining = parse(body, Joining)
         secret = asked.invitation[: SECRET_LENGTH_MAX + 1].encode(errors="replace").decode()
         if not visit.local:
@@ -177,7 +189,7 @@ class SignIn:
             raise
 
     async def sign_out(self, visit: Visit, caller: Caller) -> bytes:
-        """The cookie is worthless from here on, wherever a copy of it lies."""
+        """Revoke the cookie's token, so that copies of it stop working too."""
         now_ms = to_ms(self._desk.clock.now())
         if caller.by_cookie:
             revoke = partial(tokens.revoke_hash, token_hash=caller.token_hash, at_ms=now_ms)
@@ -185,7 +197,7 @@ class SignIn:
         return self._set_cookie(visit, "", 0)
 
     def _set_cookie(self, visit: Visit, secret: str, max_age_s: int) -> bytes:
-        # An https origin has been held against public_url: the browser speaks TLS, if only to our proxy.
+        # An https origin was checked against public_url: the browser uses TLS, at least up to our proxy.
         secure = "; Secure" if visit.secure or visit.origin.startswith("https:") else ""
         return f"{COOKIE}={secret}; Path=/; Max-Age={max_age_s}; HttpOnly; SameSite=Strict{secure}".encode()
 

@@ -1,4 +1,4 @@
-"""What agents that run elsewhere say, over HTTP: signed text, no token."""
+"""Callbacks of external agents over HTTP: signed text, without a token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def session_of(path: str) -> str:
-    """Which session a callback is for. Raises `NotFound` for a path that is none."""
+    """Return the session of a callback path. Raises `NotFound` for any other path."""
     session = path.removeprefix(_SESSIONS).removesuffix(_MESSAGES)
     if not session or path != f"{_SESSIONS}{session}{_MESSAGES}" or "/" in session:
         raise NotFound(

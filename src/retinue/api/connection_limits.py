@@ -1,8 +1,9 @@
-"""Connections: how many, how long they may take to say what they want, and how much they may say before they are known.
+"""Limits on connections: their number, the time a request may take to arrive, and the size of its
+head.
 
-uvicorn reads HTTP and WebSocket frames; what it does not bound is bounded here. A caller that sends its request byte
-by byte, or not at all, holds a place only until someone else needs it, and never longer than `request_wait_s`. One
-that brings a file may take longer, as long as enough of it keeps coming.
+uvicorn parses HTTP and WebSocket frames; this module adds the limits it lacks. A client that sends
+its request slowly or not at all keeps its connection only until another client needs it, and at
+most `request_wait_s`. An upload may take longer while it keeps a minimum rate.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 HEAD_BYTES_MAX = 64 * 1024
 SWEEP_S = 0.5
-SLOWEST_BYTES_PER_S = 64 * 1024  # on the whole, of a request that takes longer than `request_wait_s`
+SLOWEST_BYTES_PER_S = 64 * 1024  # average, for a request that takes longer than `request_wait_s`
 FRAME_BYTES_MAX = 64 * 1024
 PING_EVERY_S = 20.0
 PONG_WITHIN_S = 20.0
@@ -39,7 +40,7 @@ SAY_EVERY_S = 10.0
 
 
 class Refusals:
-    """Counts what was turned away, and says so in the log now and then: a flood must not become a flood of lines."""
+    """Counts refused requests, and logs them at intervals, so that a flood of requests does not flood the log."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -55,7 +56,7 @@ class Refusals:
 
 
 class Gate(Struct):
-    """Every open connection, and since when those that have not finished a request make us wait."""
+    """All open connections, and since when each incomplete request has been waited for."""
 
     door: Door
     refusals: Refusals = field(default_factory=Refusals)
@@ -66,7 +67,7 @@ class Gate(Struct):
     sweeping: asyncio.TimerHandle | None = None
 
     def admit(self, protocol: Http) -> bool:
-        """Let a TCP connection in. Where all places are taken, whoever has kept us waiting longest gives theirs up."""
+        """Accept a TCP connection. At the limit, close the one that has been waiting longest."""
         if len(self.open) >= self.door.connections_max and not self._make_room():
             self.refusals.add("request.no-room")
             return False
@@ -95,7 +96,10 @@ class Gate(Struct):
                 self.sweeping = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
-        """Turn away who took too long. Runs only while somebody keeps us waiting."""
+        """Close connections whose request took too long.
+
+        Runs only while requests are incomplete.
+        """
         self.sweeping = None
         now = time.monotonic()
         late = now - self.door.request_wait_s
@@ -110,10 +114,10 @@ class Http(HttpToolsProtocol):
     """One HTTP connection."""
 
     gate: ClassVar[Gate]
-    _within = False  # a request
+    _within = False  # inside a request
     _upgraded = False
     _head_bytes = 0
-    _came_bytes = 0  # of this request
+    _came_bytes = 0  # received of this request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -132,7 +136,7 @@ class Http(HttpToolsProtocol):
         return cast(Any, self.cycle) is None or self.cycle.response_complete
 
     def is_slow(self, taken_s: float) -> bool:
-        """Whether it is not worth waiting for the rest: too little comes, or it was answered already."""
+        """Whether to stop waiting for the rest: it arrives too slowly, or a response was already sent."""
         return self.is_idle or self._came_bytes < SLOWEST_BYTES_PER_S * taken_s
 
     def data_received(self, data: bytes) -> None:
@@ -141,9 +145,9 @@ class Http(HttpToolsProtocol):
         self._came_bytes += len(data)
         super().data_received(data)
         if self._upgraded:
-            return  # the connection is a WebSocket's now, and none of ours
+            return  # the connection is now a WebSocket, with its own protocol object
         if self._within or self.is_idle:
-            self.gate.waits(self)  # in the middle of a request, or bytes that begin none
+            self.gate.waits(self)  # inside a request, or bytes that start none
         elif self in self.gate.waiting:
             del self.gate.waiting[self]
         if self._head_bytes >= 0:
@@ -176,7 +180,7 @@ class Http(HttpToolsProtocol):
         self._turn_away(400, _not_http())
 
     def _unsupported_upgrade_warning(self) -> None:
-        return  # the request is answered as if it had not asked
+        return  # answer as if the client had not requested an upgrade
 
     def _turn_away(self, status: int, error: RetinueError) -> None:
         if self.transport.is_closing():
@@ -187,18 +191,21 @@ class Http(HttpToolsProtocol):
             self.transport.write(raw_refusal(status, error))
             self.transport.close()
         else:
-            self.transport.abort()  # an answer has begun; there is no other way to end it
+            self.transport.abort()  # a response has started; there is no other way to end it
 
 
 def _socket(gate: Gate, **served: Any) -> Socket:
-    """A WebSocket at this gate. What speaks it is brought in with the first: many houses never have one."""
+    """Build a WebSocket protocol.
+
+    The library is imported on first use, because many servers never need it.
+    """
     from retinue.api.websocket_limits import Socket
 
     return Socket(gate, **served)
 
 
 def server_config(app: ASGIApp, gate: Gate) -> Config:
-    """How uvicorn serves us, on both sockets."""
+    """Return the uvicorn configuration for both the TCP and the Unix socket."""
     return Config(
         app,
         http=type("GatedHttp", (Http,), {"gate": gate}),

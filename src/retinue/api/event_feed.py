@@ -1,7 +1,8 @@
-"""Events as they happen: news from a cursor on, and deltas. One core for every door that tells them.
+"""Feed of stored events from a cursor on, and of deltas, for server-sent events and WebSockets.
 
-Whoever follows holds at most one batch of news and a bounded list of deltas in memory: what is sent waits for the one
-who reads, what was missed of deltas is told as `partials`, and news is read from the store again from the cursor on.
+Memory per feed is bounded: one batch of events and a bounded list of deltas. Sending waits for a
+slow reader. Missed deltas are replaced by `partials`, and events are read from the store again from
+the cursor.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Event(Struct, frozen=True):
-    """One thing told. `id_` is the cursor to resume from after it."""
+    """One message of a feed. `cursor` is the position to resume from after it."""
 
     name: str
     data: Any
@@ -50,7 +51,10 @@ class Event(Struct, frozen=True):
 
 
 class Mask(Struct, frozen=True, kw_only=True):
-    """What to leave out. Each list holds only for events that carry such a thing; all that are given must fit."""
+    """Filter of a subscription.
+
+    Each list applies only to messages that have that property; all lists must match.
+    """
 
     events: frozenset[str] | None = None
     news: frozenset[str] | None = None
@@ -82,7 +86,7 @@ def _fits(wanted: frozenset[str] | None, found: str | None) -> bool:
 
 
 class _Told(msgspec.Struct):
-    """As much of a record's body as a mask asks for."""
+    """The fields of a record's body that a filter needs."""
 
     tool: str | None = None
     envelopes: list[str] = []
@@ -92,7 +96,11 @@ _told = msgspec.json.Decoder(_Told).decode
 
 
 def _tool_and_phase(piece: News) -> tuple[str | None, str | None]:
-    """A call and its result carry a tool; a reply is interim while it asks for calls, and final with its run."""
+    """Return the tool and the phase of an event.
+
+    A call and its result have a tool. A reply is interim while it requests calls, and final when
+    its run ends.
+    """
     record = piece.body.get("record")
     match piece.kind:
         case NewsKind.STEP_OPENED:
@@ -108,7 +116,7 @@ def _tool_and_phase(piece: News) -> tuple[str | None, str | None]:
 
 
 class Sent(Struct):
-    """The envelopes that one client sent itself, while it follows: it need not be told of them."""
+    """Envelopes that one client sent while following. They are not echoed to it."""
 
     envelopes: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
     sending: int = 0
@@ -130,7 +138,7 @@ class Sent(Struct):
 
 
 class Senders:
-    """Clients that follow and do not want to hear their own words, by who they are and the name they chose."""
+    """Clients that do not want their own envelopes echoed, by principal and client name."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], Sent] = {}
@@ -152,16 +160,16 @@ class Senders:
 
 class _Subscription(Struct):
     mask: Mask
-    since: int = 0  # nothing up to this one
-    behind: int | None = None  # still to be told: from here up to where the rest has got to
+    since: int = 0  # events up to this one are skipped
+    behind: int | None = None  # catch up from here to the feed's cursor; None: up to date
 
 
 class SignedOut(Exception):
-    """Who followed is no longer who they were."""
+    """The follower's token is no longer valid."""
 
 
 class Feed:
-    """What one client follows: which sessions, with which masks, from which cursor."""
+    """What one client follows: its sessions, their filters, and its cursor."""
 
     def __init__(
         self,
@@ -197,14 +205,18 @@ class Feed:
         return self._cursor
 
     def end(self) -> None:
-        """Nobody follows any more."""
+        """Stop the feed: the client disconnected."""
         self._watcher.closed = True
         self._watcher.changed.set()
 
-    # --- what is followed ---
+    # --- subscriptions ---
 
     async def open(self, after: int | None) -> list[Event]:
-        """`hello` first. `reset` before it says: your cursor is not ours, ask for the state."""
+        """Return the first messages, ending with `hello`.
+
+        A `reset` before it means that the cursor is unknown, and the client must fetch the state
+        again.
+        """
         oldest, newest = await self._desk.store.read(_bounds)
         self._cursor = newest if after is None else after
         events: list[Event] = []
@@ -223,11 +235,17 @@ class Feed:
         self._narrow()
 
     def follow(self, session: SessionId, mask: Mask = EVERYTHING) -> None:
-        """From the cursor on. The caller has looked whether the session is seen."""
+        """Follow a session from the feed's cursor.
+
+        The caller has checked that the session is visible.
+        """
         self._add(session, _Subscription(mask))
 
     async def join(self, session: SessionId, mask: Mask, after: int | None) -> None:
-        """From now on, or from a cursor of its own: then what was missed is told first."""
+        """Follow a session from now on, or from its own cursor.
+
+        Missed events are then sent first.
+        """
         oldest, newest = await self._desk.store.read(_bounds)
         if after is None:
             self._add(session, _Subscription(mask, since=newest))
@@ -258,21 +276,21 @@ class Feed:
         self._narrow()
 
     def _narrow(self) -> None:
-        """One session alone is looked for and woken for alone."""
+        """With a single followed session, read and wake up for that session only."""
         alone = next(iter(self._sessions)) if len(self._sessions) == 1 and self._all is None else None
         self._watcher.session = alone
         self._watcher.news = True
         self._watcher.changed.set()
 
     def reply(self, event: Event) -> None:
-        """Have something said in its turn, between what happens."""
+        """Queue a message, to be sent between events."""
         self._replies.append(event)
         self._watcher.changed.set()
         if len(self._replies) >= REPLIES_WAITING_MAX:
             self._room.clear()
 
     async def room(self) -> None:
-        """Until what was asked for has been taken, if that is a lot."""
+        """Wait while too many replies are queued."""
         await self._room.wait()
 
     def _mask(self, session: SessionId | None, seq: int | None = None) -> Mask | None:
@@ -283,10 +301,13 @@ class Feed:
             return None
         return subscription.mask
 
-    # --- what is told ---
+    # --- messages ---
 
     async def next(self) -> list[Event] | None:
-        """Wait for something, and tell it. None after a long quiet, so that one can say: still here."""
+        """Wait for messages and return them.
+
+        Returns None after a long pause, to send a keep-alive.
+        """
         quiet = not self._watcher.changed.is_set() and await _quiet(self._watcher.changed)
         await self._look_again()
         self._watcher.changed.clear()
@@ -300,7 +321,7 @@ class Feed:
         return (events + replies) or (None if quiet else [])
 
     async def _look_again(self) -> None:
-        """Tokens are revoked and shares withdrawn while one follows."""
+        """Check the token and visibility again: tokens are revoked and shares removed while a client follows."""
         now = asyncio.get_running_loop().time()
         if self._again is None or now - self._looked_at < LOOK_AGAIN_S:
             return
@@ -339,7 +360,7 @@ class Feed:
         return forms
 
     async def _nested(self, sessions: Collection[SessionId] | None = None) -> list[Within]:
-        """What is done for calls that wait, by whoever they asked: seen by who sees the call."""
+        """Return the progress of work that waiting calls delegated, if the caller sees the call's session."""
         found: list[Within] = []
         for within in self._desk.live.nested():
             mask = self._mask(within.session)
@@ -350,7 +371,10 @@ class Feed:
         return found
 
     async def _news(self) -> list[Event]:
-        """What was committed since the cursor, if anything was. More than fits is looked for again at once."""
+        """Return the events committed since the cursor.
+
+        If there are more than one batch, read again at once.
+        """
         watcher = self._watcher
         if not watcher.news or (self._all is None and not self._sessions):
             return []
@@ -365,7 +389,7 @@ class Feed:
         ]
 
     async def _missed_news(self) -> list[Event]:
-        """One who joined with a cursor of its own is brought to where the others are, a batch at a time."""
+        """Send missed events to subscriptions with their own cursor, one batch at a time."""
         events: list[Event] = []
         for session, subscription in list(self._sessions.items()):
             if subscription.behind is None:
@@ -380,7 +404,7 @@ class Feed:
             else:
                 subscription.behind, subscription.since = None, max(self._cursor, subscription.behind)
                 events.append(Event("subscribed", {"session": session, "cursor": subscription.since}))
-            break  # the next one in the next round: what is held in memory stays one batch
+            break  # one subscription per round, so that memory holds one batch
         if any(s.behind is not None for s in self._sessions.values()):
             self._watcher.changed.set()
         return events
@@ -402,7 +426,10 @@ class Feed:
         return [Event("news", form, id_=piece.seq)]
 
     async def _is_own(self, piece: News) -> bool:
-        """Whether this client sent the envelope. One that is being sent right now is waited for, for a moment."""
+        """Whether this client sent the envelope.
+
+        If a send is in progress, wait briefly for its id.
+        """
         sent = self._sent
         if sent is None or piece.kind is not NewsKind.ENVELOPE_ACCEPTED:
             return False
@@ -414,7 +441,7 @@ class Feed:
         return piece.body.get("envelope") in sent.envelopes
 
     def _without_own_words(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A run that begins with nothing but what this client wrote: told, without telling it its words again."""
+        """Remove the record from a run's event if this client wrote all of its envelopes."""
         record = body.get("record")
         if self._sent is None or record is None or record["kind"] != RecordKind.USER:
             return body
@@ -425,7 +452,7 @@ class Feed:
 
 
 async def _quiet(changed: asyncio.Event) -> bool:
-    """Wait for something to tell. Whether it has been quiet for so long that we should say that we are still here."""
+    """Wait for a change. Returns whether the wait was long enough for a keep-alive."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     timer = loop.call_later(KEEP_ALIVE_S, changed.set)
@@ -441,7 +468,7 @@ def _bounds(conn: sa.Connection) -> tuple[int, int]:
 
 
 async def server_sent(feed: Feed, *, after: int | None) -> AsyncGenerator[bytes]:
-    """A feed as server-sent events."""
+    """Yield a feed as server-sent events."""
     try:
         yield b"".join(_lines(event) for event in await feed.open(after))
         while not feed.closed:
@@ -450,7 +477,7 @@ async def server_sent(feed: Feed, *, after: int | None) -> AsyncGenerator[bytes]
                 yield b": still here\n\n"
             elif events:
                 yield b"".join(_lines(event) for event in events)
-                # What happens within a moment of this leaves together: a turn makes a handful of events.
+                # Send events that follow within a moment together: a turn emits several.
                 await asyncio.sleep(TOGETHER_S)
     except SignedOut:
         return
@@ -464,7 +491,7 @@ def _lines(event: Event) -> bytes:
 
 
 class _Seen:
-    """Which sessions a watcher sees, remembered for a moment: a model says many words in one of them."""
+    """Cache of which sessions a caller sees, because one reply has many deltas."""
 
     def __init__(self, desk: Desk, caller: Principal) -> None:
         self._desk = desk

@@ -1,6 +1,6 @@
-"""Writes what programs elsewhere are made with: the OpenAPI document, and TypeScript types for the web page.
+"""Generate the OpenAPI document, and the TypeScript types for the web app.
 
-`python -m retinue.api.generate_openapi`, in a checkout; `make generate` runs it.
+Run `python -m retinue.api.generate_openapi` in a checkout, or `make generate`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def typescript(operations: Iterable[Operation]) -> str:
-    """Each operation's parameters and answer as types, and all of them in one map by name."""
+    """Return the parameter and result types of all operations, and a map of them by operation name."""
     offered = list(operations)
     kinds: list[Any] = [Refusal]
     for operation in offered:
@@ -57,7 +57,7 @@ def typescript(operations: Iterable[Operation]) -> str:
 
 
 def type_of(schema: Mapping[str, Any]) -> str:
-    """A JSON schema, as far as our declarations need one, in TypeScript."""
+    """Convert a JSON schema to TypeScript, as far as our declarations need it."""
     if "$ref" in schema:
         return _name(str(schema["$ref"]).rpartition("/")[2])
     if "enum" in schema:

@@ -1,7 +1,9 @@
-"""The door as it is set up, and who may stand in it: Host, Origin and forwarded headers, judged before anything else.
+"""HTTP settings, and the check of Host, Origin and forwarded headers that comes before everything
+else.
 
-A browser tab of another site can make requests to this machine. It cannot choose the Host or Origin they carry, so
-these two tell it apart; a name that an attacker points at this machine (DNS rebinding) is not one of ours.
+A browser tab of another site can send requests to this machine, but cannot choose their Host or
+Origin. These two headers therefore identify such requests. A foreign name that resolves to this
+machine (DNS rebinding) is not one of our hosts.
 """
 
 from __future__ import annotations
@@ -19,21 +21,21 @@ from retinue.domain.errors import Invalid, NotAllowed, RetinueError
 
 MIB = 1024 * 1024
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
-HOOKS = "/hooks/"  # below it, requests of programs elsewhere come in
-FORWARDED_MAX = 32  # addresses read of one forwarded chain
+HOOKS = "/hooks/"  # path prefix of inbound webhooks
+FORWARDED_MAX = 32  # addresses read from one header
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Misdirected(RetinueError):
-    """A request for a house of another name."""
+    """The request's Host is not one of our host names."""
 
     code = "request.foreign-host"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Door:
-    """What the daemon takes from the settings for us. The socket is always open; these are about TCP and bounds."""
+    """HTTP settings. The Unix socket is always open; these are for TCP, and the limits."""
 
     enabled: bool = True
     host: str = "127.0.0.1"
@@ -52,7 +54,7 @@ class Door:
 
     @cached_property
     def public(self) -> tuple[str, str] | None:
-        """Scheme and authority of the address that people use, where there is one."""
+        """Scheme and authority of `public_url`, if set."""
         if self.public_url is None:
             return None
         parts = urlsplit(self.public_url.lower())
@@ -60,7 +62,7 @@ class Door:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The host names that are ours, without port."""
+        """Our host names, without port."""
         known = LOCAL_NAMES | {_bracketed(name.lower()) for name in self.allowed_hosts}
         return known | {_without_port(self.public[1])} if self.public else known
 
@@ -70,11 +72,11 @@ class Door:
 
     @cached_property
     def is_exposed(self) -> bool:
-        """Whether the address we listen on can be reached from other machines."""
+        """Whether other machines can reach the listen address."""
         return not is_loopback(self.host)
 
     def check(self) -> None:
-        """A bind beyond this machine needs a proxy that brings TLS, and its address."""
+        """Raise an error if the address is exposed without a TLS proxy and its address."""
         if self.enabled and self.is_exposed and not (self.public and self.public[0] == "https" and self.proxies):
             raise Invalid(
                 f"the house does not listen on {self.host}",
@@ -85,7 +87,10 @@ class Door:
 
 
 class Visit(Struct, frozen=True):
-    """Where a request came in. `remote` is who sends it, as far as that can be believed; empty on the socket."""
+    """How a request arrived.
+
+    `remote_address` is the most reliable client address; empty on the Unix socket.
+    """
 
     local: bool
     remote: str = ""
@@ -97,7 +102,7 @@ ON_THE_SOCKET = Visit(local=True)
 
 
 def visit(door: Door, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> Visit:
-    """Who knocks, or why they are not let in."""
+    """Check Host, Origin and proxy headers, and return how the request arrived."""
     server = scope.get("server")
     local = server is not None and server[1] is None
     if local and b"origin" not in headers:
@@ -157,7 +162,7 @@ def _peer(scope: Mapping[str, Any]) -> str:
 
 
 def _host(scope: Mapping[str, Any], headers: Mapping[bytes, bytes], *, trusted: bool) -> str:
-    """The one Host that the request names. Two of them are nobody's honest request."""
+    """Return the Host of a request. A request with several Host headers is an attack."""
     if sum(1 for name, _ in scope["headers"] if name == b"host") != 1:
         raise Invalid(
             "this request must name one Host",
@@ -190,7 +195,10 @@ def _is_proxy(door: Door, text: str) -> bool:
 
 
 def _forwarded_for(door: Door, headers: Mapping[bytes, bytes], peer: str) -> str:
-    """The last address that no proxy of ours has: what stands before it, anybody could have written."""
+    """Return the last forwarded address that is not one of our proxies.
+
+    Clients can forge the earlier ones.
+    """
     chain = headers.get(b"x-forwarded-for", b"").decode("latin-1").split(",")
     for text in reversed(chain[-FORWARDED_MAX:]):
         try:
@@ -203,7 +211,7 @@ def _forwarded_for(door: Door, headers: Mapping[bytes, bytes], peer: str) -> str
 
 
 def _plain(text: str) -> str:
-    """An IPv4 address that came in on an IPv6 socket is still that IPv4 address."""
+    """Return the IPv4 address of a connection that arrived on an IPv6 socket."""
     return text.removeprefix("::ffff:") if text.startswith("::ffff:") and "." in text else text
 
 

@@ -1,7 +1,7 @@
-"""The house as an MCP server, over streamable HTTP at `/mcp`: a request in, its answer out, and nothing kept between.
+"""MCP server over streamable HTTP at `/mcp`, stateless: one request, one response.
 
-The protocol is small where no session and no stream is wanted, so it is spoken here by hand: what is served is rights
-and rules of the house, and these are the same as on every other door.
+Without sessions and streams the protocol is small, so this is our own implementation. Permissions
+and policy are the same as in every other interface.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Wrong(Exception):
-    """A request that cannot be answered as it stands."""
+    """A JSON-RPC request that cannot be processed."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -38,7 +38,10 @@ class Wrong(Exception):
 
 
 class Message(msgspec.Struct):
-    """One message of JSON-RPC. A notification has no id; an answer, which we never asked for, no method."""
+    """One JSON-RPC message.
+
+    A notification has no id. A response has no method; we never send requests.
+    """
 
     jsonrpc: str
     method: str | None = None
@@ -57,7 +60,10 @@ class Beginning(msgspec.Struct):
 
 
 def check(headers: Mapping[bytes, bytes]) -> None:
-    """Only with a token, never by a cookie: pages of any site could bring that along."""
+    """Require a token.
+
+    Cookies are not accepted, because pages of any site could send them along.
+    """
     if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
         raise NotAllowed(
             "pages of other sites may not ask anything here",
@@ -74,7 +80,7 @@ def check(headers: Mapping[bytes, bytes]) -> None:
 
 
 async def answer(visitor: Visitor, body: bytes) -> bytes | None:
-    """The answer to one message; None where there is none to give."""
+    """Return the response to one message; None for a notification."""
     id_: str | int | None = None
     try:
         message = _read(body)
@@ -126,7 +132,10 @@ async def _result(visitor: Visitor, method: str, params: dict[str, Any]) -> dict
 
 
 async def _called(visitor: Visitor, asked: Calling) -> dict[str, Any]:
-    """What goes wrong in a call is its result: the model that made it reads why."""
+    """Call a tool.
+
+    An error is returned as the result, so that the calling model reads the reason.
+    """
     key = (asked.meta or {}).get(KEY, "")
     if not isinstance(key, str) or not is_storable(key):
         raise Wrong(INVALID_PARAMS, f"`{KEY}` is a text")

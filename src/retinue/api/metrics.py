@@ -1,4 +1,4 @@
-"""Counts for Prometheus. Counts only: no ids, no names, nothing of what anybody wrote."""
+"""Metrics for Prometheus. Numbers only: no ids, names or message texts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _due = sa.select(sa.func.count()).where(
 
 
 class Counts(Struct):
-    """What the door itself has counted since the house opened."""
+    """Counters of the HTTP server since it started."""
 
     answers: dict[int, int] = field(default_factory=dict[int, int])
     commits: int = 0

@@ -1,6 +1,6 @@
-"""What can be asked, told to programs: OpenAPI 3.1 and a plain list, both made from the operations' declarations.
+"""OpenAPI 3.1 document and plain list of the operations, generated from their declarations.
 
-Each principal is told of the operations that it may ask for.
+Each principal sees only the operations that it may call.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def allowed(desk: Desk, caller: Principal, operations: Iterable[Operation]) -> l
 
 
 def openapi(desk: Desk, caller: Principal, operations: Iterable[Operation]) -> dict[str, Any]:
-    """As this principal may use it."""
+    """Return the document with the operations that this principal may call."""
     return document(allowed(desk, caller, operations), desk.policy, version=desk.version)
 
 
@@ -138,5 +138,5 @@ def listing(desk: Desk, caller: Principal, operations: Iterable[Operation]) -> d
 
 
 def commands(desk: Desk, caller: Principal, operations: Iterable[Operation]) -> dict[str, Any]:
-    """As the command line knows its own: for what plug-ins bring, which it cannot know."""
+    """Return plugin operations in the form of the CLI's built-in table, which cannot contain them."""
     return {"version": desk.version, "commands": [command(each) for each in allowed(desk, caller, operations)]}

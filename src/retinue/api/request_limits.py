@@ -1,4 +1,7 @@
-"""How much one caller may ask: lock-out of addresses that guess, and rates for each principal. All of it is bounded."""
+"""Limits per caller: lockout of addresses that guess secrets, and rate limits per principal.
+
+Memory is bounded.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from retinue.policy.limits.token_bucket import Buckets
 ADDRESSES_MAX = 4096
 GOOD_KEYS_MAX = 1024
 PRINCIPALS_MAX = 4096
-IPV6_HOUSEHOLD_BITS = 64  # one customer has that many addresses, and could guess from each
+IPV6_HOUSEHOLD_BITS = 64  # one customer has a whole /64 network to guess from
 
 
 class TooMany(RetinueError):
-    """Asked for too often. `retry_after_s` says when it may be asked again."""
+    """Too many requests. `retry_after_s` is the time to wait."""
 
     code = "rate.too-many"
 
@@ -36,7 +39,10 @@ class _Failures(Struct):
 
 
 class Lockout:
-    """Addresses from which wrong secrets came. Secrets that were good from somewhere go on working from there."""
+    """Locks out addresses that sent wrong secrets.
+
+    A secret that was valid from an address keeps working from it.
+    """
 
     def __init__(self, now: Callable[[], float], *, attempts_max: int, lockout_s: float) -> None:
         self._now = now
@@ -46,7 +52,7 @@ class Lockout:
         self._good: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def check(self, remote: str, token_hash: str) -> None:
-        """Before a secret is looked up: from a locked address, only one that was good there before."""
+        """Refuse a locked address, before the secret is looked up, unless that secret was valid from there."""
         if not self._failures or (known := self._failures.get(_household(remote))) is None:
             return
         left_s = known.locked_until - self._now()
@@ -60,7 +66,7 @@ class Lockout:
             )
 
     def failed(self, remote: str) -> bool:
-        """A secret was wrong. Whether that locks its address out."""
+        """Record a wrong secret. Returns whether its address is now locked."""
         key, now = _household(remote), self._now()
         known = self._failures.pop(key, None)
         if known is None or now - known.since > self.lockout_s:
@@ -77,7 +83,10 @@ class Lockout:
         return True
 
     def succeeded(self, remote: str, token_hash: str) -> None:
-        """Remember what was good. It does not forgive the address: others may stand behind it."""
+        """Record a valid secret.
+
+        It does not clear the address's failures: other clients may share it.
+        """
         self._good[remote, token_hash] = None
         self._good.move_to_end((remote, token_hash))
         if len(self._good) > GOOD_KEYS_MAX:
@@ -94,7 +103,7 @@ def _household(remote: str) -> str:
 
 
 class Rate:
-    """So many in a minute for each principal."""
+    """Rate limit per minute and principal."""
 
     def __init__(self, now: Callable[[], float], per_minute: int, what: str) -> None:
         self._now = now

@@ -1,4 +1,4 @@
-"""What leaves by HTTP: the house's error form, and the headers that keep an answer to those it is for."""
+"""Error responses, and response headers that protect browsers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class NotSignedIn(RetinueError):
-    """Nobody we know, as far as the request shows."""
+    """The request has no valid token or cookie."""
 
     code = "auth.not-signed-in"
 
 
 class WrongMethod(RetinueError):
-    """Something is served there, but not by this method."""
+    """The path exists, but not for this method."""
 
     code = "route.wrong-method"
 
@@ -77,7 +77,7 @@ API_HEADERS: Headers = [
 ]
 
 
-# What the page may load is itself. Addresses of other hosts stay out: no picture, script, style or request goes there.
+# The web app loads only its own files. No image, script, style or request goes to another host.
 _PAGE_POLICY = "; ".join(
     [
         "default-src 'none'",
@@ -110,7 +110,7 @@ def status_of(error: RetinueError) -> int:
 
 
 def form_of(error: RetinueError) -> dict[str, Any]:
-    """An error as every door shows it."""
+    """Return an error in the form that every interface uses."""
     form: dict[str, Any] = {
         "code": error.code,
         "sentence": error.sentence,
@@ -127,7 +127,7 @@ def form_of(error: RetinueError) -> dict[str, Any]:
 
 
 def refusal(error: RetinueError) -> tuple[int, bytes, Headers]:
-    """Status, body and what goes with them."""
+    """Return the status, body and additional headers of an error response."""
     more: Headers = []
     if isinstance(error, TooMany):
         more.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
@@ -139,7 +139,7 @@ def refusal(error: RetinueError) -> tuple[int, bytes, Headers]:
 
 
 def raw_refusal(status: int, error: RetinueError) -> bytes:
-    """A whole HTTP answer, for who is turned away before there is a request."""
+    """Return a complete HTTP response as bytes, for a connection refused before its request was parsed."""
     body = _encode({"error": form_of(error)})
     head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(body)}\r\nconnection: close\r\ncache-control: no-store\r\n\r\n"

@@ -1,6 +1,6 @@
-"""The page of the house: files that were built into the package, by name, and the one page for every address of it.
+"""Serve the web app's built files, and its index page for every address inside the web app.
 
-It was built or it was not. Where it was not (a checkout without Node), one plain page says how.
+If it was not built (a checkout without Node), a plain page explains how to build it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from retinue.api.responses import PAGE_HEADERS, Headers
 
 BUILT = Path(__file__).parent.parent / "_web"
 INDEX = "index.html"
-FOREVER = "assets/"  # their names have a hash of what is in them
+FOREVER = "assets/"  # file names contain a hash of the content
 COMPRESSED_FROM_BYTES = 1_000
 
 _TYPES = {
@@ -40,13 +40,13 @@ _NOT_BUILT = b"""<!doctype html>
 
 class File(Struct, frozen=True):
     body: bytes
-    small: bytes | None  # compressed, where that is worth it
+    small: bytes | None  # gzip, if that is smaller
     headers: Headers
     tag: bytes
 
 
 class Pages:
-    """Only files that were found in the folder are ever served, each under its own name."""
+    """The web app's files. Only files found in the folder are served, each under its own name."""
 
     def __init__(self, folder: Path = BUILT) -> None:
         self._folder = folder
@@ -54,21 +54,24 @@ class Pages:
         self._files: dict[str, File] = {}
 
     def find(self, path: str) -> File | None:
-        """The file of this name. A path that looks like no file is an address within the page."""
+        """Return the file of this name.
+
+        A path without a file extension is an address inside the web app.
+        """
         name = path.lstrip("/")
         if name not in self._names:
             if "." in name.rsplit("/", 1)[-1] or name.startswith(FOREVER):
                 return None
             name = INDEX
         if name not in self._names:
-            self._names = _names_in(self._folder)  # perhaps it was built just now
+            self._names = _names_in(self._folder)  # it may have been built since
             if name not in self._names:
                 return _not_built
         file = self._files.get(name)
         if file is None:
             try:
                 file = self._files[name] = self._read(name)
-            except FileNotFoundError:  # built anew under a house that is open
+            except FileNotFoundError:  # rebuilt while the server runs
                 self._names, self._files = _names_in(self._folder), {}
         return file
 
@@ -97,7 +100,7 @@ def _file(body: bytes, media_type: str, kept: str) -> File:
 
 
 def _compressed(body: bytes) -> bytes:
-    import gzip  # only for a house that shows somebody its pages
+    import gzip  # imported on first use
 
     return gzip.compress(body, 9, mtime=0)
 

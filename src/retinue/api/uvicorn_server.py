@@ -1,4 +1,4 @@
-"""uvicorn without its command line, which would bring click and multiprocessing: memory and time for nothing."""
+"""Import uvicorn without its command line, which would load click and multiprocessing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from types import ModuleType
 
 
 def _import_bare() -> None:
-    """`import uvicorn` imports `uvicorn.main` for its names. Nothing here uses them, and who does gets the real one."""
+    """Import uvicorn with a stub for `uvicorn.main`, which `import uvicorn` loads only for its
+    names.
+
+    Code that imports `uvicorn.main` later gets the real module.
+    """
     if "uvicorn" in sys.modules:
         return
     stand_in = ModuleType("uvicorn.main")
@@ -28,6 +32,6 @@ from uvicorn.config import Config  # noqa: E402 - only now
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol  # noqa: E402
 from uvicorn.server import Server  # noqa: E402
 
-sys.modules["uvicorn"].__dict__["Server"] = Server  # as whoever imports it expects
+sys.modules["uvicorn"].__dict__["Server"] = Server  # other importers expect this name
 
 __all__ = ["Config", "HttpToolsProtocol", "Server"]

@@ -1,4 +1,4 @@
-"""Requests from programs elsewhere, over HTTP: POST /hooks/INSTANCE/PATH, proved by a secret, answered once kept."""
+"""Inbound webhooks: POST /hooks/CONNECTOR/PATH, authenticated by a secret, answered after the envelope is stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from retinue.intake.external_callbacks import Unsigned
 from retinue.intake.inbound_webhooks import Came, Requests
 from retinue.policy.limits.token_bucket import Buckets
 
-FAILURES_MAX = 5  # proofs that were wrong, from one address, before none is looked at
+FAILURES_MAX = 5  # wrong secrets from one address before it is locked
 LOCKOUT_S = 60.0
 INSTANCES_MAX = 256
 PATH_CHARS_MAX = 100
@@ -30,8 +30,11 @@ ReadBody = Callable[[int], Awaitable[bytes]]
 
 
 class RequestDoor:
-    """What keeps programs elsewhere within bounds: addresses that guess are locked out, and each connector takes so
-    many in a minute of those that were proved, so that nobody who cannot prove anything uses them up."""
+    """Receives webhook requests within limits.
+
+    Addresses that guess secrets are locked out. The rate limit per connector counts only
+    authenticated requests, so that others cannot use it up.
+    """
 
     def __init__(self, requests: Requests, now: Callable[[], float]) -> None:
         self._requests = requests
@@ -42,7 +45,7 @@ class RequestDoor:
     async def take(
         self, path: str, query: bytes, headers: Mapping[bytes, bytes], remote: str, body: ReadBody
     ) -> tuple[int, bytes]:
-        """The status and the words of the answer."""
+        """Process one request and return the status and body of the response."""
         instance, below = _parts(path)
         if b"token=" in query or b"secret=" in query:
             raise Invalid(

@@ -1,4 +1,7 @@
-"""Live news over a WebSocket: JSON texts both ways. Who may open one was settled before; here it is bounded."""
+"""Live events over a WebSocket, as JSON text frames in both directions.
+
+The caller is already authenticated; this module enforces the limits of the protocol.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ from retinue.tools.ui_windows import Inventory, Panel, Window
 
 PROTOCOL = 1
 HELLO_WITHIN_S = 10.0
-FRAMES_MAX = 120  # in FRAMES_WITHIN_S
+FRAMES_MAX = 120  # within FRAMES_WINDOW_S
 FRAMES_WITHIN_S = 10.0
 CLIENT_LENGTH_MAX = 64
 MASK_LENGTH_MAX = 200
-REASON_BYTES_MAX = 120  # a close frame has 125, two of which are the code
+REASON_BYTES_MAX = 120  # a close frame has 125 bytes, of which 2 are the code
 
 CANNOT_GO_ON = 1011
 CLOSING = 1012
@@ -40,7 +43,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class MaskForm(msgspec.Struct, forbid_unknown_fields=True):
-    """Lists of what to let through; one that is left out lets everything through."""
+    """Filter of a subscription. A list that is omitted allows everything."""
 
     events: list[str] | None = None
     news: list[NewsKind] | None = None
@@ -75,14 +78,18 @@ class _Frame(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"):
 
 
 class Follow(msgspec.Struct, forbid_unknown_fields=True):
-    """A session to follow, or `*` for all that one sees."""
+    """A session to follow, or `*` for all visible sessions."""
 
     session: str
     mask: MaskForm = msgspec.field(default_factory=MaskForm)
 
 
 class Hello(_Frame, tag="hello"):
-    """First. `client` names this client: what it sends with the same name in `x-retinue-client` is not echoed to it."""
+    """First frame.
+
+    Envelopes sent with the same name in the header `x-retinue-client` are not echoed to this
+    client.
+    """
 
     protocol: int
     client: str = ""
@@ -105,7 +112,7 @@ class Ping(_Frame, tag="ping"):
 
 
 class PanelForm(msgspec.Struct, forbid_unknown_fields=True):
-    """`binding` is the session it shows; `context` is what it says of its content."""
+    """`binding` is the session it shows; `context` describes its content."""
 
     id: str
     type: str
@@ -126,7 +133,7 @@ class PanelForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PanelsFrame(_Frame, tag="panels"):
-    """What this window shows now. Said again whenever that changes, and when someone turns to the window."""
+    """The panels of this window. Sent again on each change and when the window gets the focus."""
 
     window: str
     panels: list[PanelForm]
@@ -135,7 +142,7 @@ class PanelsFrame(_Frame, tag="panels"):
 
 
 class PanelDone(_Frame, tag="panel-done"):
-    """What became of a `panel-command`. `panel` is the id of one that was opened."""
+    """Result of a `panel-command`. `panel` is the id of an opened panel."""
 
     command: str
     ok: bool
@@ -149,7 +156,7 @@ _decode = msgspec.json.Decoder(Frame).decode
 
 
 class Closed(Exception):
-    """The connection ends, with a code and a reason for the other side; or it has ended already."""
+    """The connection ends, with a code and a reason for the client, or has ended already."""
 
     def __init__(self, code: int = 0, reason: str = "") -> None:
         super().__init__(reason)
@@ -158,7 +165,7 @@ class Closed(Exception):
 
 
 class LiveSocket:
-    """One WebSocket: hello, then commands one way and events the other."""
+    """One WebSocket connection: hello, then frames from the client and messages to it."""
 
     ALL: ClassVar[str] = "*"
 
@@ -188,7 +195,7 @@ class LiveSocket:
         except Closed as closed:
             if closed.code:
                 await self._close(closed)
-        except RetinueError as error:  # the store does not answer: whoever follows comes back with their cursor
+        except RetinueError as error:  # the store does not answer; the client reconnects with its cursor
             await self._close(Closed(CANNOT_GO_ON, error.sentence))
 
     async def _hello(self) -> Hello:
@@ -223,7 +230,7 @@ class LiveSocket:
                 self._senders.leave(self._caller, hello.client)
 
     async def _both_ways(self, feed: Feed) -> None:
-        """Listen and tell until either ends; then end the other."""
+        """Receive and send until either ends, then end the other."""
         listening = asyncio.create_task(self._listen(feed))
         telling = asyncio.create_task(self._pump(feed))
         try:
@@ -237,7 +244,10 @@ class LiveSocket:
                 raise end
 
     async def _take_up(self, feed: Feed, asked: Follow) -> Event | None:
-        """Follow from the hello's cursor on. What cannot be followed is told, and the rest goes on."""
+        """Follow a session from the cursor in hello.
+
+        Returns an error message if that fails; the others go on.
+        """
         try:
             mask = asked.mask.mask()
             if asked.session == self.ALL:
@@ -251,12 +261,12 @@ class LiveSocket:
     async def _session(self, text: str) -> SessionId:
         return (await self._desk.store.read(lambda conn: sessions.resolve(conn, text, seen_by=self._caller))).id
 
-    # --- what they say ---
+    # --- frames from the client ---
 
     async def _listen(self, feed: Feed) -> None:
         while True:
             frame = await self._frame()
-            await feed.room()  # who does not read what they asked for is not listened to either
+            await feed.room()  # stop reading from a client that does not read its replies
             try:
                 await self._obey(feed, frame)
             except RetinueError as error:
@@ -288,7 +298,7 @@ class LiveSocket:
                     self._desk.windows.done(self._window, frame.command, ok=frame.ok, error=error, panel=panel)
 
     def _show(self, feed: Feed, frame: PanelsFrame) -> None:
-        """What this window shows now, for agents that work for whoever sits before it."""
+        """Store what this window shows, for agents that work on behalf of its user."""
         if self._desk.windows is None or self._caller.address.kind is not AddressKind.PERSON:
             raise Invalid(
                 "no windows are kept for you",
@@ -319,14 +329,14 @@ class LiveSocket:
             raise Closed(BAD_FRAME, f"this frame is not understood: {error}") from None
 
     def _count(self) -> None:
-        """A flood ends the connection."""
+        """Close the connection if the client sends too many frames."""
         now = asyncio.get_running_loop().time()
         self._frames = [at for at in self._frames if now - at < FRAMES_WITHIN_S]
         self._frames.append(now)
         if len(self._frames) > FRAMES_MAX:
             raise Closed(TOO_MANY_FRAMES, f"more than {FRAMES_MAX} frames in {FRAMES_WITHIN_S:.0f} seconds")
 
-    # --- what we say ---
+    # --- messages to the client ---
 
     async def _pump(self, feed: Feed) -> None:
         try:
@@ -339,7 +349,7 @@ class LiveSocket:
         raise Closed(CLOSING, "the house closes")
 
     async def _tell(self, events: list[Event]) -> None:
-        """Each waits until the one before it has gone out: what is not read does not pile up here."""
+        """Send each message after the previous one has left, so that unread messages do not accumulate."""
         for event in events:
             body = (
                 msgspec.to_builtins(event.data, builtin_types=(msgspec.Raw,))
@@ -356,7 +366,7 @@ class LiveSocket:
         try:
             await self._send({"type": "websocket.close", "code": closed.code, "reason": reason})
         except OSError:
-            pass  # gone already
+            pass  # already disconnected
 
 
 def _error(error: RetinueError, session: str | None) -> Event:

@@ -1,4 +1,4 @@
-"""WebSockets at the gate: bounded where uvicorn does not bound them."""
+"""WebSocket connections with limits that uvicorn does not enforce."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNREAD_PONGS_BYTES_MAX = 64 * 1024
 
 
 class Socket(WebSocketsSansIOProtocol):
-    """One WebSocket."""
+    """One WebSocket connection."""
 
     def __init__(self, gate: Gate, **served: Any) -> None:
         super().__init__(**served)
@@ -31,14 +31,14 @@ class Socket(WebSocketsSansIOProtocol):
 
     def handle_ping(self) -> None:
         super().handle_ping()
-        # Whoever pings and never reads our pongs would have us keep them all.
+        # A client that pings and never reads the pongs would fill the write buffer.
         if self.transport.get_write_buffer_size() > UNREAD_PONGS_BYTES_MAX:
             self.gate.refusals.add("live.unread-pongs")
             self.transport.abort()
 
     def handle_cont(self, event: Any) -> None:
         super().handle_cont(event)
-        # Pieces of no length never reach the bound on a message's size.
+        # Empty fragments never reach the limit on the message size.
         if len(self.frames) > FRAGMENTS_MAX:
             self.gate.refusals.add("live.fragments")
             self.transport.abort()
