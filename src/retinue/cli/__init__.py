@@ -1,1 +1,1 @@
-"""Operations in a terminal. Imports the standard library and itself, nothing of ours."""
+"""The command line. It imports only the standard library and itself, so that a command starts fast."""

@@ -1,4 +1,4 @@
-"""Names that people type all day, beside `retinue NOUN VERB`. Each has a line about it and examples."""
+"""Short commands for frequent use beside `retinue NOUN VERB`, each with a summary and examples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from retinue.cli.operation_table import OPERATIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    # the operation it asks for, if it is one; what it does; examples; what it takes by place; what it says by itself
+    # operation (empty if there is none), summary, examples, positional parameters, fixed parameter values
     Short = tuple[str, str, str, tuple[str, ...], tuple[tuple[str, object], ...]]
 
 _ALL: dict[str, Short] = {
@@ -172,7 +172,7 @@ _KNOWN = frozenset([f"{each[0]}.{each[1]}" for each in OPERATIONS])
 
 SHORTS: dict[str, Short] = {name: short for name, short in _ALL.items() if not short[0] or short[0] in _KNOWN}
 
-# What to call the things, in the overview; a noun that is missing here is shown by its name alone.
+# Descriptions for the overview. A noun that is missing here is listed without one.
 NOUNS: dict[str, str] = {
     "agent": "the staff: who they are, and what they may do",
     "approval": "questions that agents put to people",

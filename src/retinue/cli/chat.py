@@ -1,4 +1,4 @@
-"""`retinue chat`: where the lines come from, and which of them are for this door instead of the house."""
+"""`retinue chat`: reads lines from a keyboard or stdin, runs local commands and sends the rest."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 READ_BYTES = 64 * 1024
-HELP_WIDTH = 32  # as wide as the house writes its own list
-# Of this door alone. All else that begins with a slash is for the house, as at every other door.
+HELP_WIDTH = 32  # the same width as in the server's list of commands
+# Handled here. Any other line that begins with a slash goes to the server, as in every other channel.
 COMMANDS = {
     "/why ID": "why something became what it is",
     "/quit": "leave; what was sent is still worked on",
     "//WORDS": "send words that begin with a slash",
 }
-DECIDING = ("allow", "approve", "deny")  # without an id, of the one question that is open here
+DECIDING = ("allow", "approve", "deny")  # without an id: the only open approval of this session
 SCOPES = ("once", "session", "always", "allow-once", "allow-session", "allow-always")
 
 
@@ -67,9 +67,9 @@ def _converse(talk: Talk, status: dict[str, Any]) -> None:
                 break
             _try(talk, line)
     finally:
-        lines.close()  # whatever happened: the terminal is put in order
+        lines.close()  # restores the terminal settings
     if talk.at_keyboard:
-        talk.failed = False  # it was told as it happened; leaving is no failure
+        talk.failed = False  # each failure was shown when it happened, so the exit code is 0
     elif talk.conversation.awaited:
         talk.complain(_still_asked(list(talk.conversation.approvals)))
 
@@ -92,7 +92,7 @@ def _try(talk: Talk, line: str) -> None:
 
 
 def _take(talk: Talk, line: str) -> None:
-    """One line: for this door, or for the house and its agent. Of two slashes the house takes one off."""
+    """Run one line: a local command, or a text to send. Of two leading slashes the server removes one."""
     if not line.startswith("/") or line.startswith("//"):
         if line and (envelope := _send(talk, line)):
             talk.wait_for(envelope)
@@ -103,7 +103,7 @@ def _take(talk: Talk, line: str) -> None:
         talk.show(call("house.why", {"id": words.strip()})["lines"])
         return
     deciding = name in DECIDING
-    parked = talk.conversation.parked and not deciding  # the house answers a command, and what waited still waits
+    parked = talk.conversation.parked and not deciding  # the server answers other commands; the run stays suspended
     if envelope := _send(talk, named(name, words.strip(), list(talk.conversation.approvals)) if deciding else line):
         talk.conversation.parked = parked
         talk.wait_for(envelope)
@@ -115,7 +115,7 @@ def _take(talk: Talk, line: str) -> None:
 
 
 def _send(talk: Talk, text: str) -> str:
-    """Nothing where a person gave up waiting for a closed house."""
+    """Send a text and return its envelope id, or "" if the user stops waiting for the server with Ctrl-C."""
     try:
         return talk.send(text)
     except KeyboardInterrupt:
@@ -127,7 +127,7 @@ def _send(talk: Talk, text: str) -> str:
 
 
 def named(name: str, words: str, still_open: Sequence[str]) -> str:
-    """A decision with the id of what it is about, which may be left out where one question is open."""
+    """Return the slash command with an approval id, which may be omitted if exactly one approval is open."""
     first = words.partition(" ")[0].casefold()
     if first and first not in SCOPES and not (name == "approve" and first == "deny"):
         return f"/{name} {words}"
@@ -150,12 +150,12 @@ def _still_asked(approvals: list[str]) -> CliError:
     )
 
 
-# Where lines come from
+# Line sources
 
 
 def _typed(talk: Talk) -> Generator[str]:
-    """By hand. News is shown above the prompt until the first key; Ctrl-C twice leaves."""
-    from retinue.cli.line_editor import Keyboard  # termios and readline: only for someone who types
+    """Yield lines typed at a terminal. Events appear above the prompt until the first key; Ctrl-C twice leaves."""
+    from retinue.cli.line_editor import Keyboard  # imports termios and readline, which only a terminal needs
 
     leaving = False
     with Keyboard(colours=has_colours(sys.stdout)) as keyboard:
@@ -177,9 +177,9 @@ def _typed(talk: Talk) -> Generator[str]:
 
 
 def _piped(talk: Talk) -> Generator[str]:
-    """By another program, or from a file."""
+    """Yield lines from stdin: a pipe, a file or a dumb terminal."""
     fd = sys.stdin.fileno()
-    by_hand = sys.stdin.isatty() and sys.stdout.isatty()  # at a terminal that can only print
+    by_hand = sys.stdin.isatty() and sys.stdout.isatty()  # a terminal without cursor control
     waiting = b""
     while True:
         *lines, waiting = waiting.split(b"\n")
@@ -197,7 +197,7 @@ def _piped(talk: Talk) -> Generator[str]:
 
 
 def _shown(talk: Talk, line: bytes) -> str:
-    """What was read, as text; repeated on a terminal, where nobody has typed it."""
+    """Decode a line from stdin. Echo it if the output is a terminal, since it was not typed there."""
     try:
         text = line.decode().strip()
     except UnicodeDecodeError:

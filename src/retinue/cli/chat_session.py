@@ -1,7 +1,7 @@
-"""One person in one session: a message is sent until it is acknowledged and followed to its end, through any restart.
+"""One run of `retinue chat`: sends messages and follows each to its outcome, across server restarts.
 
-Every message bears a random key, and news is followed by cursor. So a message is accepted once and every answer is
-shown once, whatever happens in between.
+Every message has a random idempotency key, and events are read by cursor. So a message is accepted
+once and every answer is shown once.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ OWNER = "person:owner"
 
 
 class Talk:
-    """What was said here, what we wait for, and where it is shown."""
+    """Sends messages to one agent, waits for their outcomes and shows events in a view."""
 
     def __init__(self, options: Namespace, status: dict[str, Any]) -> None:
         self.agent: str = options.agent
-        self.failed = False  # something that was asked for here did not come to be
+        self.failed = False  # a message was not answered, or a command failed
         self.on_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not options.json
         self.at_keyboard = self.on_terminal and sys.stdin.isatty() and options.once is None
         self.view = _view(options, on_terminal=self.on_terminal)
@@ -47,8 +47,8 @@ class Talk:
         self.conversation = Conversation(self.view, cursor=status["cursor"])
         self.interrupts = Interrupts()
         self._name: str = options.session
-        self._there = ""  # the session in which this goes on, once it has gone elsewhere
-        self._told_until = 0  # the last news of what we sent
+        self._there = ""  # the session after a switch to another agent
+        self._told_until = 0  # cursor of the last event that our last message caused
         self._me: str = status["you"]
         self._json: bool = options.json
         self._wait_s: float = options.wait
@@ -66,14 +66,14 @@ class Talk:
         self.view.close()
 
     def find_session(self) -> None:
-        """Follow the session this conversation had before, if it is among the recent ones."""
+        """Follow the session that this conversation used before, if it is among the recent ones."""
         origin = f"terminal:{self._me}/{self._name.casefold()}" if self._name else f"terminal:{self._me}"
         found = call("session.list", {"limit": SESSIONS_SEARCHED})["sessions"]
         ours = (s["sessionId"] for s in found if (s["agentId"], s["origin"]) == (self.agent, origin))
         self._follower.session = next(ours, "")
 
     def send(self, text: str) -> str:
-        """Until it is acknowledged. Ctrl-C gives up."""
+        """Send a text, repeating it until it is accepted, and return the envelope id. Ctrl-C gives up."""
         self.interrupts.be_patient(False)
         self.footer("")
         where = {"session": self._there} if self._there else {"conversation": self._name}
@@ -81,23 +81,23 @@ class Talk:
         sent = post(envelope, wait_s=self._wait_s, waiting=lambda: self._house_changed(False))
         self._house_changed(True)
         self.conversation.own(sent["envelope"])
-        self.conversation.parked = False  # a run that waited for a person goes on without them when new mail comes
-        if sent["outcome"] == "answered":  # by the house itself, in the same breath: nobody is at work on it
+        self.conversation.parked = False  # a suspended run resumes without a decision when a new message arrives
+        if sent["outcome"] == "answered":  # by the server itself, in the accepting commit: no run follows
             self._look_up(sent["envelope"])
-        elif sent["outcome"] and not sent["duplicate"]:  # of a duplicate the end is news that we have yet to read
+        elif sent["outcome"] and not sent["duplicate"]:  # the outcome of a duplicate arrives as an event
             self.conversation.ended(sent["envelope"], Ending(sent["outcome"], because=sent["because"]))
         self._follower.session = sent["session"]
         self._told_until = sent["cursor"]
         return sent["envelope"]
 
     def hear_all(self) -> None:
-        """Until all that was told with what we sent is here: whether it leads elsewhere, say."""
+        """Read the events that our last message caused, such as a switch to another agent."""
         patience = time.monotonic() + HEARD_WITHIN_S
         while self.conversation.cursor < self._told_until and time.monotonic() < patience:
             self._hear([])
 
     def wait_for(self, envelope: str, *, through_questions: bool = False) -> None:
-        """Show what comes until this envelope has ended, or its run waits for a person."""
+        """Show events until this envelope has an outcome, or its run is suspended to wait for a person."""
         self.interrupts.be_patient(True)
         self.footer(f"{self.agent} is at work; Ctrl-C stops it")
         while envelope in self.conversation.awaited:
@@ -114,7 +114,7 @@ class Talk:
         self._report()
 
     def wait_for_input(self, fd: int, footer: str = "") -> None:
-        """Until something can be read there; what is news meanwhile is shown."""
+        """Show events until `fd` is readable."""
         self.interrupts.be_patient(False)
         self.footer(footer)
         while fd not in self._hear([fd]):
@@ -131,7 +131,7 @@ class Talk:
         return ready
 
     def _go_on_elsewhere(self, switched: dict[str, Any]) -> None:
-        """Whoever sits here goes on with another agent. Where somebody else does, they stay."""
+        """Continue with the other agent if this principal switched. Ignore a switch by another principal."""
         self.conversation.switched = None
         if switched["by"] == self._me:
             self.agent, self._there = switched["agent"], switched["to"]
@@ -139,12 +139,12 @@ class Talk:
             self._follower.go(self._there)
 
     def footer(self, words: str) -> None:
-        """What stands below everything, with the state of the house above it."""
+        """Set the bottom line, and above it a notice if the server is down."""
         self._footer = words
         self.view.footer(words if self._open else "\n".join(filter(None, (CLOSED_WORDS, words))))
 
     def clear(self) -> None:
-        """Nothing below: someone else writes there now."""
+        """Remove the footer, so that other code can write at the bottom of the terminal."""
         self._footer = ""
         self.view.footer("")
 
@@ -157,7 +157,7 @@ class Talk:
         return call("session.stop", {"session": self.session, "why": why})
 
     def _stop(self) -> None:
-        """The first Ctrl-C. What came of it is news."""
+        """Stop the session after the first Ctrl-C. The result arrives as an event."""
         self.footer(f"stopping {self.agent}; Ctrl-C once more leaves")
         try:
             self.stop()
@@ -178,12 +178,12 @@ class Talk:
         return closed
 
     def _catch_up(self) -> None:
-        """The house no longer knows our cursor: ask for the ends we wait for."""
+        """Request the outcomes of awaited envelopes, because the server no longer has the events after our cursor."""
         try:
             for envelope in list(self.conversation.awaited):
                 self._look_up(envelope)
         except HouseClosed:
-            return  # and once more when it is open
+            return  # retried when the server answers again
         self.conversation.lost = False
 
     def _look_up(self, envelope: str) -> None:
@@ -196,7 +196,7 @@ class Talk:
         self.conversation.was_told(envelope, ending, answer["to"])
 
     def _report(self) -> None:
-        """Say how each of ours ended. An answer has said it itself, except to a program."""
+        """Report each new outcome: as JSON if requested, and as text if there is no answer to show."""
         for envelope in list(self.conversation.endings):
             ending = self.conversation.endings.pop(envelope)
             if self._json:

@@ -1,7 +1,7 @@
-"""What one session has said so far, put together from news and deltas. Pure: events in, calls on a view out.
+"""State of one session, built from events and deltas. Pure: events in, calls on a view out.
 
-News is the truth and comes in order, each piece once. Deltas run ahead of it and may be lost, repeated or taken back
-by a later attempt, so they only ever make up the one unfinished text at the end.
+Events are authoritative: each arrives once and in order. Deltas arrive earlier and may be lost,
+repeated or replaced by a later attempt. So they only form the unfinished text at the end.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class View(Protocol):
-        """Where a conversation is shown."""
+        """Shows a conversation."""
 
         def said(self, thinking: str, text: str, *, ours: bool) -> None:
-            """The words of a turn that goes on with calls; `ours` where its run works on what we sent."""
+            """Show the text of a turn that makes calls. `is_ours`: its run works on a message of ours."""
             ...
 
         def called(self, tool: str, arguments: dict[str, Any]) -> None: ...
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
         def returned(self, tool: str, output: str, *, failed: bool) -> None: ...
 
         def asked(self, question: dict[str, Any]) -> None:
-            """As the news of it says."""
+            """Show an approval. `event` is the event that announces it."""
             ...
 
         def decided(self, approval: str, state: str, by: str) -> None: ...
 
         def answered(self, text: str, to: str, *, ours: bool) -> None:
-            """The answer, word for word."""
+            """Show an answer verbatim."""
             ...
 
         def mail(self, sender: str, text: str) -> None:
-            """Someone else wrote into this session."""
+            """Show a message that another sender wrote to this session."""
             ...
 
         def notice(self, text: str) -> None:
-            """Plain words from the house."""
+            """Show a plain text from the server."""
             ...
 
         def ended(self, ending: Ending) -> None: ...
@@ -49,7 +49,7 @@ ENDED_KEPT_MAX = 16
 
 
 class Ending:
-    """How an envelope, or the run over it, ended."""
+    """Outcome of an envelope or of its run, with the answer if there is one."""
 
     def __init__(self, outcome: str, *, because: str = "", answer: str | None = None, text: str = "") -> None:
         self.outcome = outcome
@@ -63,7 +63,7 @@ class Ending:
 
 
 class Partial:
-    """What a model has said so far in one attempt at a reply."""
+    """The text of one attempt at a model reply, as far as it was streamed."""
 
     def __init__(self, turn: int, attempt: int) -> None:
         self.turn = turn
@@ -72,7 +72,7 @@ class Partial:
         self.thinking = ""
 
     def add(self, kind: str, offset: int, text: str) -> None:
-        """A piece that we have is left out, and one that does not follow on waits for the state to be told again."""
+        """Append a delta. Ignore a repeated one, and one after a gap: the next snapshot contains its text."""
         said = self.thinking if kind == "thinking" else self.text
         if offset > len(said) or offset + len(text) <= len(said):
             return
@@ -84,28 +84,28 @@ class Partial:
 
 
 class Conversation:
-    """One session as this terminal has seen it, up to `cursor`."""
+    """State of one session as far as this process has read its events, up to `cursor`."""
 
     def __init__(self, view: View, *, cursor: int) -> None:
         self.cursor = cursor
-        self.lost = False  # our cursor was unknown to the house: what we wait for must be asked for
+        self.lost = False  # the server no longer knew our cursor: outcomes must be requested
         self.parked = False
-        self.awaited: list[str] = []  # our own, not yet ended
-        self.endings: dict[str, Ending] = {}  # our own, ended, for whoever waits to take
-        self.approvals: dict[str, str] = {}  # open ones, and the run each belongs to
-        self.switched: dict[str, Any] | None = None  # somebody went on with another agent: who, and where
-        self.ours = False  # the run that goes on here works on something of ours
+        self.awaited: list[str] = []  # sent here, without an outcome yet
+        self.endings: dict[str, Ending] = {}  # of envelopes sent here, until they are reported
+        self.approvals: dict[str, str] = {}  # open approvals: id to run
+        self.switched: dict[str, Any] | None = None  # a person switched to another agent: the event
+        self.ours = False  # the current run works on an envelope sent here
         self._view = view
         self._own: set[str] = set()
         self._told: set[str] = set()
         self._run: str = ""
-        self._closed: int | None = None  # the last turn of this run whose reply is news, if we know
+        self._closed: int | None = None  # last turn of this run whose reply is stored, if known
         self._ended: list[str] = []
         self._partials: dict[str, Partial] = {}
-        self._answer = ("", "", "")  # told just before the run that it ends: its id, its words, for whom
+        self._answer = ("", "", "")  # id, text and recipient; its event precedes the end of the run
 
     def own(self, envelope: str) -> None:
-        """We sent this one: its words need no showing, and its end is waited for."""
+        """Add an envelope sent here. Its text is not shown again, and its outcome is awaited."""
         self._own.add(envelope)
         self.awaited.append(envelope)
 
@@ -115,7 +115,7 @@ class Conversation:
             self.endings[envelope] = ending
 
     def was_told(self, envelope: str, ending: Ending, to: str) -> None:
-        """We asked for this end, because its news was lost to us; should it come after all, it is not shown again."""
+        """Show an outcome that was requested because its event was lost. A late event does not show it again."""
         if ending.answer:
             self._told.add(ending.answer)
             self._view.answered(ending.text, to, ours=True)
@@ -124,7 +124,7 @@ class Conversation:
 
     @property
     def partial(self) -> Partial | None:
-        """What is being said right now. A later turn waits until the one before it is news."""
+        """The reply being streamed. A turn becomes visible once the reply before it is stored."""
         partial = self._partials.get(self._run)
         if partial is None or (self._closed is not None and partial.turn != self._closed + 1):
             return None
@@ -148,14 +148,14 @@ class Conversation:
                 self.cursor = data["cursor"]
                 self.lost = True
             case _:
-                pass  # a newer house may tell more than we know to show
+                pass  # a newer server may send events unknown to this version
 
     def _partial_of(self, data: dict[str, Any]) -> Partial | None:
-        """Where a delta belongs; None where it comes too late."""
+        """Return the reply that a delta belongs to, or None if that reply is already stored or replaced."""
         run, turn, attempt = data["run"], data["turn"], data["attempt"]
         if run in self._ended or (run == self._run and self._closed is not None and turn <= self._closed):
             return None
-        if not self._run:  # we came in the middle of it
+        if not self._run:  # we connected during this run
             self._run, self._closed, self.ours = run, turn - 1, False
         partial = self._partials.get(run)
         if partial is None or (turn, attempt) > (partial.turn, partial.attempt):
@@ -202,7 +202,7 @@ class Conversation:
         if data["envelope"] in self._own:
             self._own.remove(data["envelope"])
         elif kind in ("approval", "decision"):
-            pass  # told with their approval
+            pass  # shown with their approval
         elif comes_in and kind:
             self._view.mail(data["from"], words_of(data["text"]))
         elif kind == "answer":
@@ -239,7 +239,7 @@ class Conversation:
         run: str = data["run"]
         self._ended = [*self._ended[1 - ENDED_KEPT_MAX :], run]
         self._partials.pop(run, None)
-        if data["status"] != "completed":  # a run that went on without its answer leaves the question open
+        if data["status"] != "completed":  # a run that completed without a decision leaves its approval open
             self.approvals = {id_: of for id_, of in self.approvals.items() if of != run}
         self.parked = False
         self._run = ""
@@ -259,9 +259,9 @@ class Conversation:
 
 
 def words_of(text: str) -> str:
-    """What someone wrote, without the line that their page puts before it."""
+    """Return a message without the context line that the web app puts before it."""
     if not text.startswith("<context"):
         return text
-    import re  # for the few who look at what came by a page
+    import re  # imported here because only messages from the web app need it
 
     return re.sub(r'\A<context(?: [a-z][a-z0-9-]*="[^"<>\n]*")* />(?:\n|\Z)', "", text, count=1)

@@ -1,4 +1,4 @@
-"""Where a conversation is shown: on a terminal, as it is said; into a pipe, once it is certain."""
+"""Views of a conversation: text as it streams on a terminal, or final text only into a pipe."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ FROM_A_SHELL = {"allow": "retinue allow", "deny": "retinue deny", "scope": "--sc
 
 
 def question_lines(question: dict[str, Any], *, allow: str, deny: str, scope: str, always: bool) -> list[str]:
-    """What a person is asked, with the exact calls and how to answer; for longer than once only where that is possible,
-    and for good only by whom. `question` is the news of it."""
+    """Format an approval with its exact calls and the commands that answer it.
+
+    A longer grant is offered only if the approval allows one, and a permanent one only to the owner.
+    `event` is the event that announces the approval.
+    """
     id_ = short(question["approval"])
     calls, grants, reach = question["calls"], question.get("would_grant", ()), question.get("gives", ())
     wish = f"may {_for_whom(question)} have {_named(grants)}? ({id_})"
@@ -54,7 +57,7 @@ def call_words(tool: str, arguments: dict[str, Any]) -> str:
 
 
 def result_words(output: str, *, failed: bool) -> str:
-    """A result in one line."""
+    """Format a tool result in one line."""
     lines = [line for line in output.split("\n") if line.strip()]
     first = lines[0].strip() if lines else "(nothing)"
     more = f" (and {len(lines) - 1} more lines)" if len(lines) > 1 else ""
@@ -62,14 +65,14 @@ def result_words(output: str, *, failed: bool) -> str:
 
 
 class PlainView:
-    """Into a pipe or a file: whole texts, each once, when they can no longer change.
+    """Writes to a pipe or a file: complete texts, each once, when they are final.
 
-    Answers go to stdout, and with `steps` what is said between calls does too. What happens on the way goes to
-    stderr, if somebody sits there; a question always does, since someone must hear it.
+    Answers go to stdout, and with `show_steps` the text between calls does too. Notes go to stderr
+    if that is a terminal. Approvals always go to stderr, since a person must see them.
     """
 
-    explains = False  # whether a person can ask here for more
-    always = False  # whether whoever sits here may grant for good
+    explains = False  # whether slash commands such as /why can be typed
+    always = False  # whether this user may grant permanently
 
     def __init__(self, out: TextIO, err: TextIO, *, steps: bool, answers: bool = True) -> None:
         self._out = out
@@ -79,16 +82,16 @@ class PlainView:
         self._heard = err.isatty()
 
     def talks_to(self, agent: str) -> None:
-        """Nothing: whoever answers is not named here."""
+        """Do nothing: this view does not show the agent's name."""
 
     def live(self, thinking: str, text: str, *, ours: bool) -> None:
-        """Nothing: it is not certain yet."""
+        """Do nothing: the text may still change."""
 
     def footer(self, words: str) -> None:
-        """Nothing: lines cannot be taken back here."""
+        """Do nothing: written lines cannot be erased here."""
 
     def waiting(self, words: str) -> None:
-        """Tell whoever sits there why nothing comes."""
+        """Show on stderr whether the server answers."""
         _put(self._err, words)
 
     def aside(self, lines: Sequence[str]) -> None:
@@ -96,7 +99,7 @@ class PlainView:
             _put(self._err, line)
 
     def show(self, lines: Sequence[str]) -> None:
-        """What a command of this door was asked for."""
+        """Show the result of a local command."""
         for line in lines:
             _put(self._out if self._answers else self._err, line)
 
@@ -132,19 +135,19 @@ class PlainView:
         self.aside([text])
 
     def ended(self, ending: Ending) -> None:
-        """Whoever waits says what it means."""
+        """Do nothing: the chat session reports the outcome."""
 
     def was_reset(self, because: str) -> None:
         self.aside([fresh_context(because)])
 
     def close(self) -> None:
-        """Nothing is left unfinished here."""
+        """Do nothing: this view has no unfinished text."""
 
 
 class TerminalView:
-    """On a terminal: text as it comes, redrawn where a later attempt says otherwise."""
+    """Writes to a terminal: text as it streams, redrawn if a later attempt differs."""
 
-    always = False  # whether whoever sits here may grant for good
+    always = False  # whether this user may grant permanently
     explains = True
 
     def __init__(self, out: TextIO, *, agent: str, headed: bool = True) -> None:
@@ -158,7 +161,7 @@ class TerminalView:
         self._header_due = True
 
     def talks_to(self, agent: str) -> None:
-        """Another one answers from here on."""
+        """Set the name for the header of the next answers."""
         self._agent = agent
 
     def live(self, thinking: str, text: str, *, ours: bool) -> None:
@@ -169,12 +172,12 @@ class TerminalView:
         self._paint(visible(thinking), visible(text), growing=True)
 
     def footer(self, words: str) -> None:
-        """The line below everything, to be written over."""
+        """Set the bottom line, which the next output overwrites."""
         self._footer = words
         self._paint(self._region.dim, self._region.plain)
 
     def waiting(self, words: str) -> None:
-        """The footer says it."""
+        """Do nothing: the footer shows it."""
 
     def show(self, lines: Sequence[str]) -> None:
         self._above([visible(line) for line in lines])
@@ -210,7 +213,7 @@ class TerminalView:
         self._above([self._in(DIM, line) for line in visible(text).split("\n")])
 
     def ended(self, ending: Ending) -> None:
-        """Unfinished words of a run that came to nothing stay, marked; words kept from us go."""
+        """Keep and mark the unfinished text of a failed run. Erase text that is not part of an answer."""
         mark = ""
         if ending.answered:
             self._paint("", "")
@@ -228,21 +231,21 @@ class TerminalView:
         self._leave()
 
     def _final(self, dim: str, plain: str) -> None:
-        """These words and no others, for good."""
+        """Replace the live text with the final one and keep it."""
         if dim or plain:
             self._header()
         self._paint(dim, plain)
         self._leave()
 
     def _leave(self, mark: str = "") -> None:
-        """Let the words stand, with a mark below; then comes what had to wait for them."""
+        """Keep the live text, add a mark below it, then write the deferred lines."""
         columns, rows = self._size()
         self._write(self._region.leave(columns=columns, rows=rows))
         later, self._later = self._later, []
         self._above([*([self._in(DIM, mark)] if mark else []), *later])
 
     def _before(self, lines: Sequence[str]) -> None:
-        """What came before the words that are just being said, although we hear of it only now."""
+        """Write lines above the live text: they happened before it, but their event arrived later."""
         columns, rows = self._size()
         if not self._region.fits(columns=columns, rows=rows):
             self.aside(lines)
@@ -253,7 +256,7 @@ class TerminalView:
         self._paint(dim, plain)
 
     def _above(self, lines: Sequence[str]) -> None:
-        """Above the footer; not in the middle of an answer, but after it."""
+        """Write lines above the footer. During an answer they are deferred to its end."""
         if not self._region.empty:
             self._later += lines
             return
@@ -297,7 +300,7 @@ class TerminalView:
 
 
 class OnceView(TerminalView):
-    """One question from a terminal: the answer as it comes, and the way there beside it, on stderr."""
+    """Shows one question asked from a terminal: the answer streams to stdout, all else goes to stderr."""
 
     explains = False
 
@@ -310,7 +313,7 @@ class OnceView(TerminalView):
             super().live(thinking, text, ours=ours)
 
     def said(self, thinking: str, text: str, *, ours: bool) -> None:
-        self._final("", "")  # it was no answer: take it back, and tell it on the side
+        self._final("", "")  # not the answer: erase it, and show it on stderr instead
         if text:
             self.aside([text])
 
@@ -335,7 +338,7 @@ class OnceView(TerminalView):
 
 
 def _put(stream: TextIO, text: str) -> None:
-    """A text and a line end. On a terminal, nothing in it can act."""
+    """Write a line. On a terminal, control characters are escaped."""
     sys.stdout.flush()
     stream.write((visible(text) if stream.isatty() else text) + "\n")
     stream.flush()

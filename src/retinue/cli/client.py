@@ -1,30 +1,30 @@
-"""Speaks to the house over its socket: hand-made HTTP/1.1 on the standard library, so that a command starts at once."""
+"""HTTP/1.1 client for the server's socket, written on the standard library so that a command starts fast."""
 
 from __future__ import annotations
 
-import _socket  # the C half of `socket`, all that we need of it: the rest would be a sixth of a command's whole time
+import _socket  # the C part of `socket`; importing the rest would add a sixth to the duration of a command
 import json
 import os
 import time
 
 from retinue.cli.errors import AMBIGUOUS, FAILED, CliError, HouseClosed
 
-TYPE_CHECKING = False  # `typing` would cost more than the whole module
+TYPE_CHECKING = False  # importing `typing` would take longer than importing this module
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
 CALL_S = 30.0
-GREETING_S = 5.0  # how long the head of a stream may take
+GREETING_S = 5.0  # time to receive the response head of an event stream
 READ_BYTES = 64 * 1024
 HEAD_BYTES_MAX = 64 * 1024
-BROKEN_LINE_S = 30.0  # how long to ask again when it is unknown whether we were heard
+BROKEN_LINE_S = 30.0  # minimum time to retry when a request may have arrived
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0
 
 
 class Refused(CliError):
-    """The house answered, with an error of its own."""
+    """An error response from the server."""
 
     def __init__(self, error: dict[str, Any]) -> None:
         code = str(error.get("code") or "house.broke")
@@ -52,7 +52,7 @@ class Refused(CliError):
 
 
 def home() -> str:
-    """Where the house lives."""
+    """Return the data directory: `RETINUE_HOME`, or `~/.retinue`."""
     named = os.path.expanduser(os.environ.get("RETINUE_HOME") or "~/.retinue")
     if os.path.isabs(named):
         return named
@@ -65,7 +65,7 @@ def home() -> str:
 
 
 def _kept(name: str) -> str:
-    """What the daemon wrote down in the home for us."""
+    """Read a file that the server wrote into the data directory for clients."""
     path = os.path.join(home(), name)
     try:
         with open(path, encoding="utf-8") as file:
@@ -77,17 +77,17 @@ def _kept(name: str) -> str:
 
 
 def is_elsewhere() -> bool:
-    """Whether we were told where the house is, rather than looking in its home."""
+    """Whether `RETINUE_URL` names the server, instead of the socket in the data directory."""
     return bool(os.environ.get("RETINUE_URL"))
 
 
 def _token() -> str:
-    """A child's own token wins over the owner's."""
+    """Return `RETINUE_TOKEN` if it is set (an agent's child processes have their own), or the owner's token."""
     return os.environ.get("RETINUE_TOKEN") or _kept("owner-token")
 
 
 def _connect(timeout_s: float) -> tuple[_socket.socket, str]:
-    """A line to the house, and the name it goes by there."""
+    """Connect to the server. Returns the socket and the value for the Host header."""
     if is_elsewhere():
         from retinue.cli.tcp import connect, parse_url
 
@@ -111,7 +111,7 @@ def _connect(timeout_s: float) -> tuple[_socket.socket, str]:
 
 
 def _request(method: str, path: str, host: str, body: bytes = b"", *, key: str = "", token: str | None = None) -> bytes:
-    """As ourselves; with an empty token, as nobody."""
+    """Build a request. `token` defaults to the caller's; an empty one sends no Authorization header."""
     head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
     if bearer := _token() if token is None else token:
         head += f"Authorization: Bearer {bearer}\r\n"
@@ -137,7 +137,7 @@ def _say(link: _socket.socket, request: bytes) -> None:
     try:
         link.sendall(request)
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the house may have refused before it heard us out: its answer is still there to read
+        pass  # the server may reject a request before reading all of it; its response can still be read
 
 
 def _hear(link: _socket.socket) -> bytes:
@@ -148,7 +148,7 @@ def _hear(link: _socket.socket) -> bytes:
 
 
 def _head(link: _socket.socket) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers, and what has already come of the body."""
+    """Read the response head. Returns status, headers and the part of the body already received."""
     heard = b""
     while b"\r\n\r\n" not in heard:
         if len(heard) > HEAD_BYTES_MAX:
@@ -180,7 +180,7 @@ def _body(link: _socket.socket, headers: dict[str, str], heard: bytes) -> bytes:
 
 
 class Chunks:
-    """Takes HTTP's chunks apart, in whatever pieces they come."""
+    """Decodes HTTP chunked transfer encoding incrementally."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -203,14 +203,14 @@ class Chunks:
 
 
 def ask(operation: str, parameters: dict[str, Any] | None = None, *, key: str = "", timeout_s: float = CALL_S) -> bytes:
-    """Ask for one operation; its answer as it came. With a key, what it does is done once, however often asked."""
+    """Call an operation and return the response body. An idempotency key makes repeated calls one."""
     body = json.dumps(parameters or {}).encode()
     path = "/api/" + operation.replace(".", "/")
     return _asked(lambda host: _request("POST", path, host, body, key=key), timeout_s=timeout_s)
 
 
 def _asked(request: Callable[[str], bytes], *, timeout_s: float) -> bytes:
-    """Say one request to the house, by the name it goes by there, and hear its answer."""
+    """Send one request and return the response body. `build_request` gets the Host header's value."""
     link, host = _connect(timeout_s)
     try:
         _say(link, request(host))
@@ -226,19 +226,19 @@ def _asked(request: Callable[[str], bytes], *, timeout_s: float) -> bytes:
 
 
 def call(operation: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Ask for one operation."""
+    """Call an operation and return its decoded response."""
     return json.loads(ask(operation, parameters))
 
 
 def brought() -> list[Any]:
-    """What plug-ins of the house have to ask for, each as `commands.OPERATIONS` has the house's own."""
+    """Return the operations of plugins, in the form of `operation_table.OPERATIONS`."""
     return json.loads(_asked(lambda host: _request("GET", "/api/operations?of=plugins", host), timeout_s=CALL_S))[
         "commands"
     ]
 
 
 def join(invitation: str) -> dict[str, Any]:
-    """Hand in an invitation. Whoever does so is nobody yet, so no token goes with it."""
+    """Redeem an invitation. The caller has no identity yet, so no token is sent."""
     body = json.dumps({"invitation": invitation}).encode()
     return json.loads(_asked(lambda host: _request("POST", "/api/join", host, body, token=""), timeout_s=CALL_S))
 
@@ -252,9 +252,10 @@ def refusal(answer: bytes) -> Refused:
 
 
 def post(envelope: dict[str, Any], *, wait_s: float, waiting: Callable[[], None]) -> dict[str, Any]:
-    """Send an envelope until it is acknowledged. It bears a key, so however often it is sent, it is accepted once.
+    """Send an envelope repeatedly until it is accepted. Its idempotency key makes the repeats one.
 
-    Waits at most `wait_s` for a closed house, longer where the line broke in the middle, and tells `waiting` once.
+    Waits at most `wait_s` for a server that is down, and longer if the connection broke after the
+    request was sent. Calls `on_waiting` once, before the first retry.
     """
     began_at = time.monotonic()
     pause_s = RETRY_FIRST_S
@@ -275,7 +276,7 @@ def post(envelope: dict[str, Any], *, wait_s: float, waiting: Callable[[], None]
 
 
 class Stream:
-    """The news of a session from a cursor on, and what is being said there. Can be waited for like a socket."""
+    """Stream of a session's events after a cursor, and its deltas. Has a `fileno()` for `select`."""
 
     def __init__(self, *, after: int, session: str) -> None:
         self._link, host = _connect(GREETING_S)
@@ -301,7 +302,7 @@ class Stream:
         self._link.close()
 
     def receive(self) -> list[tuple[str, dict[str, Any]]]:
-        """The events that have come whole. Waits for bytes if there are none: select first."""
+        """Receive bytes and return the complete events. Blocks if none are available: use `select` first."""
         try:
             self._waiting += self._chunks.feed(_hear(self._link))
             if self._chunks.ended:
@@ -311,13 +312,13 @@ class Stream:
             raise HouseClosed(f"the line broke ({error})", asked=True) from None
 
     def ready(self) -> list[tuple[str, dict[str, Any]]]:
-        """The events among what was already heard."""
+        """Return the complete events in the buffer."""
         *blocks, self._waiting = self._waiting.split(b"\n\n")
         return [event for block in blocks if (event := _event(block)) is not None]
 
 
 def _event(block: bytes) -> tuple[str, dict[str, Any]] | None:
-    """One server-sent event; None for a comment, which only says that the line is alive."""
+    """Parse one server-sent event. Returns None for a comment, which the server sends as keep-alive."""
     name, data = "", b""
     for line in block.split(b"\n"):
         if line.startswith(b"event: "):

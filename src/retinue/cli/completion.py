@@ -1,4 +1,4 @@
-"""`retinue completion`: what a shell needs to complete our commands, from the same table as the commands themselves."""
+"""`retinue completion`: generates completion scripts for bash, zsh and fish from the operation table."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _options(parser: Parser) -> list[str]:
 
 
 def _choices(parser: Parser) -> list[tuple[str, str]]:
-    """Each option that takes one of a few words, with those words."""
+    """Return each option with choices, and its choices separated by spaces."""
     return [
         (option, " ".join(map(str, action.choices)))
         for action in parser._actions  # pyright: ignore[reportPrivateUsage]
@@ -72,7 +72,7 @@ def _choices(parser: Parser) -> list[tuple[str, str]]:
 
 
 def _parsers() -> list[tuple[str, str, Parser]]:
-    """Of everything that can be typed: first word, second word or nothing, and its parser."""
+    """Return the first word, the second word (empty for an alias) and the parser of every command."""
     found = [(name, "", build(name)) for name in SHORTS]
     return found + [(operation[0], operation[1], build_operation(operation)) for operation in OPERATIONS]
 
@@ -83,7 +83,7 @@ def _bash() -> str:
         f'        "{one} {two} {option}")\n            known="{words}" ;;'
         if two
         else f'        "{one} "*" {option}")\n            known="{words}" ;;'
-        for one, two, parser in reversed(parsers)  # the longer ones first
+        for one, two, parser in reversed(parsers)  # commands of two words first: `case` takes the first match
         for option, words in _choices(parser)
     ]
     verbs = [f'            {noun}) known="{" ".join(verbs_of(noun))}" ;;' for noun in nouns()]

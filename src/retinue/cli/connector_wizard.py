@@ -1,4 +1,4 @@
-"""`retinue connector add`: asks a person at a terminal what a connector needs. Everyone else gives it as options."""
+"""`retinue connector add`: prompts for missing values at a terminal. Programs pass them as options."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def with_answers(parameters: Form) -> Form:
-    """The parameters with what was asked for. A secret is not shown while it is typed, and is in no history."""
+    """Return the parameters with prompted values added. Secrets are read without echo and without history."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return parameters
     kind = next((each for each in _kinds() if each["kind"] == parameters.get("kind")), None)
-    if kind is None:  # the house has better words for that
+    if kind is None:  # the server reports it with a better error
         return parameters
     name = parameters.get("name") or _line(f"What to call it here [{kind['kind']}]: ") or kind["kind"]
     answers, secrets = dict[str, str](), dict(parameters.get("secrets") or {})
@@ -42,7 +42,7 @@ def _kinds() -> list[Form]:
 
 
 def _open(questions: list[Form], parameters: Form) -> list[Form]:
-    """Those that no option has answered."""
+    """Return the questions that no option has answered."""
     given = {key for part in ("settings", "answers", "secrets") for key in parameters.get(part) or ()}
     return [each for each in questions if not {each["key"], f"{each['key']}_env", f"{each['key']}_file"} & given]
 
@@ -64,7 +64,7 @@ def _secret(prompt: str) -> str:
 
 
 def added_lines(form: Form) -> list[str]:
-    """What `connector add` says of itself."""
+    """Format the answer of `connector add`."""
     known = f" as {form['account']}" if form["account"] else ""
     connector = form["connector"]
     steps = [f"  {number}. {step}" for number, step in enumerate(form["next"], start=1)]

@@ -1,4 +1,4 @@
-"""`rehearse`: the coming days, played on a copy of the house by a program of its own, and told in tables."""
+"""The dry-run command: simulates the coming days on a copy in a child process, and prints a report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RUNS_SHOWN_MAX = 100
 SKIPS_SHOWN_MAX = 50
-WIDTH_UNSEEN = 160  # where nobody says how wide it is
+WIDTH_UNSEEN = 160  # if stdout is not a terminal
 MICROUSD = 1_000_000
 
 
@@ -54,7 +54,7 @@ def _play(asked: str) -> bytes:
         try:
             heard, _ = child.communicate()
         except KeyboardInterrupt:
-            child.wait()  # it hears of it too, and takes its copy away before it ends
+            child.wait()  # it gets SIGINT too, and deletes its copy before it ends
             raise
     if child.returncode != OK:
         raise refusal(heard)
@@ -62,7 +62,7 @@ def _play(asked: str) -> bytes:
 
 
 def told(report: Form, *, all_runs: bool) -> list[str]:
-    """What someone wants to know first comes last: on a terminal, that is what stands there in the end."""
+    """Format a report. The summary comes last, because that part stays visible on a terminal."""
     width = os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else WIDTH_UNSEEN
     runs, skips = report["runs"], report["skips"]
     shown = len(runs) if all_runs else RUNS_SHOWN_MAX
@@ -117,7 +117,7 @@ def _run(run: Form) -> Form:
 
 
 def _late(run: Form) -> str:
-    """Only where that was not at once: its agent, or all seats of the house, were taken."""
+    """Return the start time if the run started late, because its agent or all slots were busy."""
     return "" if run["began"] == run["at"] else _time(run["began"])
 
 
@@ -217,5 +217,5 @@ def usd(microusd: int | None) -> str:
 
 
 def _time(moment: str) -> str:
-    """`2026-11-16 09:00:00+01:00`: the offset is there to be seen where the clocks are changed."""
+    """Format a time as `2026-11-16 09:00:00+01:00`. The offset makes daylight saving changes visible."""
     return moment.replace("T", " ")

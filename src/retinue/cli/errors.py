@@ -1,18 +1,18 @@
-"""What can go wrong in front of a person at a terminal, and the exit code that says so to a program."""
+"""Errors of the command line, and their exit codes."""
 
 from __future__ import annotations
 
 OK = 0
-FAILED = 1  # refused, or not answered
+FAILED = 1  # an error response, or no answer
 USAGE = 2
-CLOSED = 3  # no house is open
-AMBIGUOUS = 4  # a short id that names more than one thing
-INTERRUPTED = 130  # Ctrl-C, as shells count it
-UNHEARD = 141  # whoever read our output went away, as shells count it
+CLOSED = 3  # no server is running
+AMBIGUOUS = 4  # a short id that matches several objects
+INTERRUPTED = 130  # Ctrl-C: 128 + SIGINT, as in shells
+UNHEARD = 141  # the reader of our output closed the pipe: 128 + SIGPIPE, as in shells
 
 
 class CliError(Exception):
-    """A sentence, a reason and a next move, with a code; the same shape as every error of the house."""
+    """An error with a sentence, a code, a reason and a next step, in the same form as the server's errors."""
 
     def __init__(self, sentence: str, *, code: str, because: str = "", try_this: str = "", exits: int = FAILED) -> None:
         super().__init__(sentence)
@@ -31,19 +31,19 @@ class CliError(Exception):
         return shown
 
     def form(self) -> dict[str, object]:
-        """As the API would say it."""
+        """Return the error as an API response has it."""
         return {"code": self.code, "sentence": self.sentence, "because": self.because, "try": self.try_this}
 
 
 class UsageError(CliError):
-    """What was typed is no command of ours."""
+    """The command line is invalid."""
 
     def __init__(self, sentence: str, *, because: str = "", try_this: str = "", code: str = "usage.invalid") -> None:
         super().__init__(sentence, code=code, because=because, try_this=try_this, exits=USAGE)
 
 
 class HouseClosed(CliError):
-    """Nobody answers at the socket. `asked` says that our words may have arrived before the line broke."""
+    """The server does not answer. `may_have_arrived`: the connection broke after the request was sent."""
 
     def __init__(self, because: str, *, asked: bool = False) -> None:
         sentence = "the house stopped answering" if asked else "no house is open here"
@@ -52,8 +52,8 @@ class HouseClosed(CliError):
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """What was probably meant, or nothing."""
-    import difflib  # only when something was mistyped
+    """Return the closest candidate, or an empty string."""
+    import difflib  # imported here because only mistyped input needs it
 
     found = difflib.get_close_matches(word, known, n=1)
     return found[0] if found else ""

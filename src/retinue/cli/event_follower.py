@@ -1,4 +1,4 @@
-"""Follows a session's news through every restart of the house: by cursor, so that each piece is taken once."""
+"""Follows a session's events across server restarts. The cursor ensures that each is applied once."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
     from retinue.cli.chat_state import Conversation
 
-SILENCE_MAX_S = 45.0  # the house says something every 15 seconds, if only that it is there
+SILENCE_MAX_S = 45.0  # the server sends at least a keep-alive comment every 15 seconds
 
 
 class Follower:
-    """Feeds a conversation from its session's stream, and connects again whenever the line breaks."""
+    """Feeds a chat state from its session's event stream, and reconnects when the connection breaks."""
 
     def __init__(self, conversation: Conversation, tell: Callable[[bool], None]) -> None:
-        self.session = ""  # nothing is followed until it is known
+        self.session = ""  # nothing is followed while this is empty
         self._conversation = conversation
-        self._tell = tell  # told whether the house is open, whenever that changes
+        self._tell = tell  # called with whether the server answers, when that changes
         self._stream: Stream | None = None
         self._heard_at = 0.0
         self._closed_at: float | None = None
@@ -32,15 +32,15 @@ class Follower:
 
     @property
     def closed_s(self) -> float:
-        """For how long nobody has answered."""
+        """Seconds since the server stopped answering, or 0."""
         return 0.0 if self._closed_at is None else time.monotonic() - self._closed_at
 
     def step(self, timeout_s: float, also: Sequence[int] = ()) -> list[int]:
-        """Wait for something to come, take it, and say which of `also` can be read."""
+        """Wait for input, apply new events, and return those of `extra_fds` that are readable."""
         now = time.monotonic()
         if self._stream is None and self.session:
             if now >= self._try_at and self._connect(now):
-                timeout_s = 0.0  # something may have come with the greeting: whoever waits should see it first
+                timeout_s = 0.0  # events may have arrived with the response head: return them to the caller first
             else:
                 timeout_s = max(0.0, min(timeout_s, self._try_at - now))
         streams = [] if self._stream is None else [self._stream.fileno()]
@@ -50,7 +50,7 @@ class Follower:
         return [fd for fd in readable if fd in also]
 
     def go(self, session: str) -> None:
-        """Follow another session from here on: what is told of this one is no longer ours."""
+        """Follow another session instead of the current one."""
         self.close()
         self.session = session
         self._try_at = 0.0

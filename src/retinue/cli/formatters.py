@@ -1,4 +1,4 @@
-"""How answers of the house read: some in words of their own, all others as `key: value`, lists as blocks or a table."""
+"""Formats operation responses: some specially, the others as `key: value` lines, lists as blocks or tables."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ COLUMN_MIN, COLUMN_MAX = 8, 60
 
 
 def lines_of(operation: str, form: Form) -> list[str]:
-    """For people who read it later, and for programs that look for keys."""
+    """Format a response as lines, for files, pipes and programs that search for keys."""
     special = LINES.get(operation)
     return special(form) if special else plain_lines(form)
 
 
 def table_of(operation: str, form: Form, width: int) -> list[str]:
-    """For someone at a terminal: lists as tables, everything else as ever."""
+    """Format a response for a terminal: a list as a table, everything else as lines."""
     if (drawn := DRAWN.get(operation)) is not None:
         return drawn(form, width)
     found = [(key, rows) for key, value in form.items() if (rows := _rows(value))]
@@ -49,13 +49,13 @@ def table_of(operation: str, form: Form, width: int) -> list[str]:
 
 
 def _rows(value: Any) -> list[Form]:
-    """The rows of a list that is to be shown one by one; nothing where it is no such list."""
+    """Return the value if it is a list of objects, else an empty list."""
     listed: list[Any] = value if _is(value, list) else []
     return listed if all(isinstance(each, dict) for each in listed) else []
 
 
 def _is(value: object, kind: type) -> bool:
-    """As `isinstance`, for JSON: what is in it stays anything."""
+    """Like `isinstance`, without narrowing the type: the contents of a JSON value stay `Any`."""
     return isinstance(value, kind)
 
 
@@ -81,17 +81,20 @@ def _value_lines(key: str, value: Any) -> list[str]:
 
 
 def kebab(key: str) -> str:
-    """Whatever an answer calls it, people read `created-at`."""
+    """Convert a snake_case or camelCase key to kebab-case."""
     return "".join(f"-{char.lower()}" if char.isupper() else "-" if char == "_" else char for char in str(key)).lstrip(
         "-"
     )
 
 
-# Tables, for a terminal
+# Tables for terminals
 
 
 def table(rows: list[Form], width: int, columns: tuple[str, ...] | None = None) -> list[str]:
-    """One line a row. What does not fit is cut, visibly; what is in no row has no column."""
+    """Format one line per row, and omit columns without values.
+
+    Cells that do not fit are truncated visibly. If that is not enough, the last columns are dropped.
+    """
     names = list(columns or dict.fromkeys(key for row in rows for key in row if key != "short"))
     names = [name for name in names if any(_cell(row, name) for row in rows)]
     while True:
@@ -128,7 +131,7 @@ def _cut(cell: str, size: int) -> str:
     return cell if len(cell) <= size else f"{cell[: size - 1]}…"
 
 
-# Answers with words of their own
+# Special formats
 
 
 def sent_lines(form: Form) -> list[str]:
@@ -191,7 +194,7 @@ def queue_lines(form: Form) -> list[str]:
 
 
 def models_lines(form: Form) -> list[str]:
-    """Who would be asked now, one under the other, in the order in which they are tried."""
+    """Format the models of each agent, in the order in which they are tried."""
     shown = [pair("default", f"{form['default']} ({form['default-because']})") + pairs(form, ("known-on",))]
     for agent in form["agents"]:
         lines = pairs(agent | {"effort": agent["effort"] or "default"}, ("agent", "session", "effort", "refused"))

@@ -1,4 +1,4 @@
-"""What `retinue help` shows: everything, or all that can be done with one noun."""
+"""Text of `retinue help`: an overview, or the verbs of one noun."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ exit codes:
 
 
 def overview() -> str:
-    """`retinue --help`."""
+    """Return the text of `retinue --help`."""
     width = max(map(len, [*SHORTS, *nouns()])) + 2
     shorts = "\n".join(f"  {name:<{width}}{short[1]}" for name, short in SHORTS.items())
     listed = "\n".join(f"  {noun:<{width}}{NOUNS.get(noun, '')}".rstrip() for noun in nouns())
@@ -32,7 +32,7 @@ def overview() -> str:
 
 
 def of_noun(noun: str) -> str:
-    """`retinue NOUN`: its verbs."""
+    """Return the text of `retinue NOUN`, which lists its verbs."""
     rows = [(_words(operation[5], operation[1]), operation[2]) for operation in operations() if operation[0] == noun]
     width = max(len(words) for words, _ in rows) + 2
     listed = "\n".join(f"  {words:<{width}}{summary}" for words, summary in rows)

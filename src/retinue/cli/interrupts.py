@@ -1,4 +1,4 @@
-"""Ctrl-C as something to wait for, not only something that happens to us."""
+"""Makes Ctrl-C available as a readable file descriptor, to wait for with `select`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 
 
 class Interrupts:
-    """Ctrl-C, counted. While we are patient the first one is only noted, and wakes whoever waits on `fd`."""
+    """Handles Ctrl-C. While deferring, the first one only makes `fd` readable; others raise KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.fd, self._writer = os.pipe()
@@ -16,7 +16,7 @@ class Interrupts:
         self._count = 0
         self._patient = False
         self._before = signal.signal(signal.SIGINT, self._on_signal)
-        self._term_before = signal.signal(signal.SIGTERM, _leave)  # by the way out that puts the terminal in order
+        self._term_before = signal.signal(signal.SIGTERM, _leave)  # as SystemExit, so that the terminal is restored
         self._fd_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
 
     def _on_signal(self, _number: int, _frame: object) -> None:
@@ -30,7 +30,7 @@ class Interrupts:
         self._count = 0
 
     def noted(self) -> bool:
-        """Whether there was one since we last looked."""
+        """Whether Ctrl-C was pressed since the last call."""
         try:
             return bool(os.read(self.fd, 64))
         except BlockingIOError:

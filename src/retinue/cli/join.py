@@ -1,4 +1,4 @@
-"""`retinue join`: an invitation becomes a token."""
+"""`retinue join`: exchanges an invitation for a token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def join(options: Namespace) -> int:
-    """The token is printed once, with what to type to use it. Nothing is written anywhere."""
+    """Redeem an invitation and print the token with the commands that use it. Nothing is written to disk."""
     came = client.join(options.invitation)
     if options.json:
         say([json.dumps(came, ensure_ascii=False)])

@@ -1,4 +1,4 @@
-"""A person at the keys: lines that are edited as people are used to, and typing ahead that spoils nothing."""
+"""Reads edited lines from a terminal, and keeps text typed ahead from disturbing the output."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import termios
 from retinue.cli.live_region import BOLD, PLAIN
 
 try:
-    import readline  # input() uses it from here on: history, and keys that edit
+    import readline  # once imported, it gives input() history and line editing
 except ImportError:
     readline = None
 
 
 class Keyboard:
-    """The keys of a terminal: unechoed while an agent speaks, so that typing ahead spoils nothing; kept for later."""
+    """Terminal input. Echo is off between prompts, and text typed ahead is kept for the next prompt."""
 
     def __init__(self, *, colours: bool) -> None:
         self.fd = sys.stdin.fileno()
@@ -29,7 +29,7 @@ class Keyboard:
         self._restore()
 
     def line(self, prompt: str) -> str:
-        """One line, edited. EOFError at its end, KeyboardInterrupt for Ctrl-C."""
+        """Read one edited line. Raises EOFError at the end of input and KeyboardInterrupt on Ctrl-C."""
         self._restore()
         try:
             return input(self._styled(prompt))
@@ -39,7 +39,7 @@ class Keyboard:
     def _styled(self, prompt: str) -> str:
         if not self._colours or readline is None:
             return prompt
-        return f"\x01{BOLD}\x02{prompt}\x01{PLAIN}\x02"  # the marks tell readline what takes no room
+        return f"\x01{BOLD}\x02{prompt}\x01{PLAIN}\x02"  # \x01 and \x02 enclose what readline counts as zero columns
 
     def _hush(self) -> None:
         quiet = list(self._usual)

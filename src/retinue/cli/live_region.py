@@ -1,7 +1,7 @@
-"""The last rows of a terminal, where an answer is still growing: what to write so that they show what they should.
+"""Computes what to write to update the last rows of a terminal, where an answer is still growing.
 
-Pure: strings in, strings out. Text on the way to a terminal passes `visible` first, so that nobody's words can move
-the cursor, recolour the screen or hide what a person is asked to allow.
+Pure: strings in, strings out. Callers pass text through `escape_controls` first. So no text can move
+the cursor, recolor the screen or hide part of an approval.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ BEGUN_AGAIN = "[the answer begins again]"
 DIM, BOLD, RED, PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 _TAB = 8
-# Characters that act instead of showing: controls, and those that turn the direction of what follows.
+# Control characters, and characters that change the direction of the text after them.
 _ACTS = [*range(0x20), 0x7F, *range(0x80, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)]
 _SHOWN = {code: 0x2400 + code if code < 0x20 else 0xFFFD for code in _ACTS if code not in (0x09, 0x0A)}
 
 
 def visible(text: str) -> str:
-    """The same words, with everything that would act on a terminal made visible instead."""
+    """Replace every character that would control a terminal with a visible one."""
     return text.replace("\r\n", "\n").translate(_SHOWN)
 
 
 def width_of(char: str) -> int:
-    """How many columns a character takes."""
+    """Return the number of columns that a character takes."""
     if char < "\u0300":
         return 1
     if unicodedata.category(char) in ("Mn", "Me", "Cf"):
@@ -32,9 +32,9 @@ def width_of(char: str) -> int:
 
 
 def row_starts(text: str, columns: int) -> list[int]:
-    """Where each screen row of a text begins, as the terminal breaks it.
+    """Return the offset at which each screen row of a text starts, as the terminal wraps it.
 
-    A row that is exactly full does not begin the next one: terminals wait for one more character.
+    A row that is exactly full does not start the next one: terminals wait for one more character.
     """
     starts = [0]
     begin = 0
@@ -65,7 +65,7 @@ def _breaks(line: str, columns: int) -> list[int]:
 
 
 def common_length(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Return the length of the common prefix of two texts."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -77,10 +77,10 @@ def common_length(one: str, other: str) -> int:
 
 
 class Region:
-    """What may still change at the bottom of the screen: dim words, plain words, and a dim footer below them.
+    """The bottom of the screen, which may still change: dim text, plain text, and a dim footer below.
 
-    Text that only grows is simply written on. Where it changes, the rows from there on are erased and written again,
-    unless they have left the screen: then the whole text follows once more, below a line that says so.
+    Text that only grows is appended. If it changes, the rows from the change on are erased and
+    rewritten. If these have scrolled off the screen, all text is repeated below a line that says so.
     """
 
     def __init__(self, *, colours: bool) -> None:
@@ -102,17 +102,17 @@ class Region:
         return not self._dim and not self._plain
 
     def fits(self, *, columns: int, rows: int) -> bool:
-        """Whether all of it can still be reached."""
+        """Whether all rows are still on the screen and can be rewritten."""
         return len(row_starts(self._whole(), max(columns, 2))) <= rows
 
     def grow(self, dim: str, plain: str, *, columns: int, rows: int) -> str:
-        """Show what is being said. What begins like the text on the screen may yet become it, so that one stays."""
+        """Draw streamed text. If it is a prefix of the text on the screen, the longer text stays."""
         if _flat(self._dim, self._plain).startswith(_flat(dim, plain)):
             dim, plain = self._dim, self._plain
         return self.paint(dim, plain, "", columns=columns, rows=rows)
 
     def paint(self, dim: str, plain: str, footer: str, *, columns: int, rows: int) -> str:
-        """Show exactly this."""
+        """Draw exactly this text."""
         if (dim, plain, footer) == (self._dim, self._plain, self._footer):
             return ""
         before, after = self._whole(), _with_footer(_flat(dim, plain), footer)
@@ -125,7 +125,7 @@ class Region:
         if same == len(before):
             return self._styled(after, same)
         starts = row_starts(before, max(columns, 2))
-        # The row that holds the last character to keep: the cursor may wait at its full end, which no move can reach.
+        # Rewrite from the row of the last character to keep: if that row is full, no cursor movement reaches its end.
         row = max((row for row, start in enumerate(starts) if start < same), default=0)
         up = len(starts) - 1 - row
         if up >= rows:
@@ -133,7 +133,7 @@ class Region:
         return "\r" + (f"\x1b[{up}A" if up else "") + "\x1b[J" + self._styled(after, starts[row])
 
     def leave(self, *, columns: int, rows: int) -> str:
-        """Let the words stand as they are, and go below them."""
+        """Keep the text on the screen, remove the footer and move below."""
         written = self.paint(self._dim, self._plain, "", columns=columns, rows=rows)
         whole = self._whole()
         self._dim = self._plain = ""
@@ -143,7 +143,7 @@ class Region:
         return _with_footer(_flat(self._dim, self._plain), self._footer)
 
     def _styled(self, whole: str, begin: int) -> str:
-        """What follows from `begin`, in its styles."""
+        """Return the text from `begin` on, with its styles."""
         dim_end = len(self._dim)
         plain_end = len(_flat(self._dim, self._plain))
         parts = (

@@ -1,7 +1,7 @@
-"""`retinue mcp serve`: an MCP server on our own input and output, which hands everything on to the house.
+"""`retinue mcp serve`: an MCP server on stdin and stdout that forwards every request to the server.
 
-For programs that start their servers themselves. Whoever we speak for is whoever the token is: `RETINUE_TOKEN`, or the
-owner's in the home.
+For MCP clients that start their servers themselves. Requests are made with `RETINUE_TOKEN`, or with
+the owner's token from the data directory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-CALL_S = 3_600.0  # a tool may take long; how long is for the house to say
+CALL_S = 3_600.0  # a tool call may take long; the server enforces the actual limit
 AT_ONCE_MAX = 16
 LINE_BYTES_MAX = 16 * 1024 * 1024
 INTERNAL_ERROR, PARSE_ERROR = -32603, -32700
@@ -50,7 +50,7 @@ def command(words: list[str]) -> int:
 
 
 def serve(agent: str = "", *, heard: BinaryIO | None = None, said: BinaryIO | None = None) -> int:
-    """Until our input ends. Requests are answered as they are done, several at once."""
+    """Forward requests until stdin ends. They run concurrently, and each response is written when it is ready."""
     from concurrent.futures import ThreadPoolExecutor
     from threading import BoundedSemaphore, Lock
     from urllib.parse import quote
@@ -71,13 +71,13 @@ def serve(agent: str = "", *, heard: BinaryIO | None = None, said: BinaryIO | No
     with ThreadPoolExecutor(AT_ONCE_MAX) as several:
         while line := source.readline(LINE_BYTES_MAX):
             if line.strip():
-                turns.acquire()  # what is not read yet waits with whoever wrote it
+                turns.acquire()  # back-pressure: unread requests wait in the client's pipe
                 several.submit(hand_on, line)
     return OK
 
 
 def _answer(path: str, line: bytes) -> bytes:
-    """What the house answers; what is wrong with the way to it is an answer too, or nobody would ever hear."""
+    """Return the server's response. A connection error becomes a response too, so that the client sees it."""
     try:
         say = client._request  # pyright: ignore[reportPrivateUsage]
         asked = client._asked  # pyright: ignore[reportPrivateUsage]
@@ -92,7 +92,7 @@ def _error(line: bytes, code: int, message: str) -> bytes:
     except ValueError:
         asked, code, message = {"id": None}, PARSE_ERROR, "this is not JSON"
     if not isinstance(asked, dict) or "id" not in asked:
-        return b""  # a notification is not answered
+        return b""  # a JSON-RPC notification gets no response
     error = {"code": code, "message": message}
     return json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": error}).encode()
 

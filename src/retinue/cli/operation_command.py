@@ -1,4 +1,4 @@
-"""From what was typed to what is asked of the house, and to what is said about the answer."""
+"""Runs the operation of a command: collects its parameters, calls the server and prints the response."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
 
-INPUT_BYTES_MAX = 12 * 1024 * 1024  # what fits, encoded, into the largest request the house takes
+INPUT_BYTES_MAX = 12 * 1024 * 1024  # encoded, this fits into the server's request size limit
 LOOKS_SELF = (
     "house.ledger",
     "house.why",
@@ -43,7 +43,7 @@ TAKES_LONG = (
 
 
 def perform(options: Namespace) -> int:
-    """Ask for the operation of a command, and say what came of it."""
+    """Run the operation of a command and print its response."""
     parameters = given(options)
     if options.operation == "connector.add":
         from retinue.cli.connector_wizard import with_answers
@@ -53,7 +53,7 @@ def perform(options: Namespace) -> int:
 
 
 def given(options: Namespace) -> dict[str, Any]:
-    """The parameters that were typed. What was not is left out: what it means then is the declaration's to say."""
+    """Return the parameters that were typed. Others are omitted, so that the operation's defaults apply."""
     from retinue.cli.parser import NULL, dest, find
 
     parameters: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def given(options: Namespace) -> dict[str, Any]:
 
 
 def send(options: Namespace, parameters: dict[str, Any]) -> int:
-    """Sent until it is acknowledged: once the line broke in the middle, only the key keeps it from arriving twice."""
+    """Send an envelope until it is accepted. Its idempotency key makes a retry after a lost response safe."""
     parameters["key"] = parameters.get("key") or os.urandom(16).hex()
     try:
         sent = post(parameters, wait_s=options.wait, waiting=_say_waiting)
@@ -98,7 +98,7 @@ def _say_waiting() -> None:
 
 
 def inquire(options: Namespace, parameters: dict[str, Any]) -> int:
-    """Every command that is one question and one answer."""
+    """Call an operation and print its response. Without a server, some are answered from the store."""
     import json
 
     timeout_s = LONG_S if options.operation in TAKES_LONG else CALL_S
@@ -120,7 +120,7 @@ def inquire(options: Namespace, parameters: dict[str, Any]) -> int:
 
 
 def bad_news(operation: str, answer: dict[str, Any]) -> CliError | None:
-    """An answer that was given, and is none that one can be content with."""
+    """Return an error if a successful response reports a problem, such as a failed check."""
     if operation == "house.ledger" and not answer["holds"]:
         return CliError(
             "the ledger does not hold",
@@ -161,7 +161,7 @@ def _lines(operation: str, answer: dict[str, Any]) -> list[str]:
 
 
 def look(operation: str, parameters: dict[str, Any]) -> bytes:
-    """What a closed house would say, by a program that has its lock and reads its store."""
+    """Answer an operation without a server: a child process takes the instance lock and reads the store."""
     import json
     import subprocess
 
@@ -175,11 +175,11 @@ def look(operation: str, parameters: dict[str, Any]) -> bytes:
     return done.stdout.rstrip(b"\n")
 
 
-# What comes from elsewhere than the command line
+# Input from stdin and files
 
 
 def text_from(given: str) -> str:
-    """The words themselves, or for `-` what comes by stdin, without the line end that tools put behind it."""
+    """Return the text, or for `-` the text from stdin without the newline that tools append."""
     if given != "-":
         return given
     heard = sys.stdin.buffer.read(INPUT_BYTES_MAX + 1)

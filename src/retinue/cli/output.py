@@ -1,4 +1,4 @@
-"""Answers of the house as lines for people: `key: value` in kebab-case, ids short, colours only on a terminal."""
+"""Prints lines for people: `key: value` in kebab-case, short ids, colors only on a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SHORT_LENGTH = 8
 ID_LENGTH = 32
 INDENT = "  "
-UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # printable, and yet nothing is to be seen
+UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # printable by definition, but invisible
 
 
 def has_colours(stream: TextIO) -> bool:
@@ -23,8 +23,8 @@ def has_colours(stream: TextIO) -> bool:
 
 
 def prepare(stream: TextIO) -> None:
-    """Programs are given UTF-8 whatever the locale; a terminal what it can show."""
-    reconfigure = getattr(stream, "reconfigure", None)  # a test may have put something simpler in its place
+    """Use UTF-8 for pipes, whatever the locale. On a terminal, replace characters that it cannot encode."""
+    reconfigure = getattr(stream, "reconfigure", None)  # missing on simple streams in tests
     if reconfigure is None:
         return
     if stream.isatty():
@@ -34,12 +34,12 @@ def prepare(stream: TextIO) -> None:
 
 
 def say(lines: Iterable[str]) -> None:
-    """To whoever asked. On a terminal, nothing in the lines can act on it."""
+    """Print lines to stdout. On a terminal, control characters are escaped."""
     _write(sys.stdout, "".join(f"{line}\n" for line in lines))
 
 
 def complain(error: CliError) -> None:
-    """On the side where errors go."""
+    """Print an error to stderr."""
     sys.stdout.flush()
     _write(sys.stderr, "".join(f"{line}\n" for line in error.lines()), mark="error:")
 
@@ -56,14 +56,14 @@ def _write(stream: TextIO, text: str, *, mark: str = "") -> None:
 
 
 def short(value: str) -> str:
-    """An id as people see it; an address with its session's id shortened; anything else as it is."""
+    """Shorten an id, or the session id that ends an address. Return any other value unchanged."""
     head, slash, tail = value.rpartition("/")
     is_id = len(tail) == ID_LENGTH and all(digit in "0123456789abcdef" for digit in tail)
     return head + slash + tail[:SHORT_LENGTH] if is_id else value
 
 
 def pair(key: str, value: object) -> list[str]:
-    """`key: value`, or the key alone above an indented block where the value has several lines."""
+    """Format `key: value`. A value of several lines becomes an indented block below the key."""
     match value:
         case None | "":
             return [f"{key}: none"]
@@ -78,12 +78,12 @@ def pair(key: str, value: object) -> list[str]:
 
 
 def pairs(form: dict[str, Any], keys: Sequence[str]) -> list[str]:
-    """Those of these keys that the form has, in this order."""
+    """Format those of the keys that the object has, in this order."""
     return [line for key in keys if key in form for line in pair(key, form[key])]
 
 
 def blocks(forms: Sequence[list[str]]) -> list[str]:
-    """One below the other, with an empty line between."""
+    """Join blocks of lines with an empty line between them."""
     lines: list[str] = []
     for form in forms:
         lines += ["", *form] if lines else form
@@ -95,7 +95,7 @@ def indented(lines: Sequence[str]) -> list[str]:
 
 
 def call_line(call: dict[str, Any]) -> str:
-    """A call exactly as it would be made, with nothing in it that could hide."""
+    """Format a tool call exactly, with invisible characters escaped."""
     return f"{call['tool']} {exact(call['arguments'])}"
 
 

@@ -1,4 +1,4 @@
-"""What can be typed after `retinue`. Only the command that was typed is built: the others would cost time."""
+"""Parses the command line. Only the parser of the typed command is built, to start fast."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NULL = object()
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Knows its width: argparse would import half the library to find it out, at every start."""
+    """Help formatter with a known width: argparse would import `shutil` to find it, at every start."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28, width=_columns())
@@ -42,7 +42,7 @@ def _columns() -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong the way the whole house does."""
+    """Argument parser that raises `UsageError`, with a reason and a next step."""
 
     def error(self, message: str) -> NoReturn:
         because, try_this = "the words do not fit", f"{self.prog} --help"
@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command, the operation it asks for, and its options. Help is a command too."""
+    """Return the command, its operation and its options. Help is a command too."""
     words = list(arguments)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
@@ -109,7 +109,7 @@ def find(operation: str) -> Operation:
 
 
 def operations() -> tuple[Operation, ...]:
-    """The house's own, and those of plug-ins as far as it was asked for them."""
+    """Return the built-in operations, and those of plugins if they were loaded."""
     return (*OPERATIONS, *_brought) if _brought else OPERATIONS
 
 
@@ -117,8 +117,11 @@ _brought: list[Operation] = []
 
 
 def _ask_for_more() -> None:
-    """A noun that we do not know may be one of a plug-in's. Each time anew: plug-ins come and go, and only the house
-    knows which are there. Where it cannot be asked, the word stays unknown."""
+    """Load the operations of plugins from the server, because an unknown noun may be theirs.
+
+    They are never cached: plugins come and go, and only the server knows which are enabled. If it
+    does not answer, the noun stays unknown.
+    """
     from retinue.cli.client import brought
 
     try:
@@ -130,7 +133,7 @@ def _ask_for_more() -> None:
 def _operation(
     noun: str, verb: str, summary: str, effect: bool, level: str, parameters: Sequence[Parameter]
 ) -> Operation:
-    """As it came: JSON knows lists where we have tuples."""
+    """Convert an operation from JSON, which has lists instead of tuples."""
     return (noun, verb, summary, effect, level, tuple((*each[:5], tuple(each[5]), each[6]) for each in parameters))
 
 
@@ -161,11 +164,11 @@ def _unknown_verb(noun: str, word: str, verbs: list[str]) -> UsageError:
     )
 
 
-# One command
+# Parsers of single commands
 
 
 def build(short: str) -> Parser:
-    """A short name's parser."""
+    """Build the parser of an alias."""
     operation, summary, examples, places, said = SHORTS[short]
     parser = _parser(short, summary, examples)
     add = parser.add_argument
@@ -257,7 +260,7 @@ def _add_operation(parser: Parser, operation: Operation, *, places: tuple[str, .
 
 
 def dest(name: str) -> str:
-    """Where a parameter's value is put: apart from what else a command has."""
+    """Return the attribute for a parameter's value. The prefix separates it from the command's own options."""
     return f"p_{name}"
 
 
@@ -308,7 +311,7 @@ def _help(words: str) -> str:
 
 
 def _json(text: str) -> object:
-    """A value as JSON; `@FILE` is one that is written there."""
+    """Parse a JSON value. `@FILE` reads it from a file."""
     import json
 
     try:

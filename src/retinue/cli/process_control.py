@@ -1,4 +1,4 @@
-"""`up`, `down` and `logs`: the house as a process. Its lock says who serves it, and no crash can leave that stale."""
+"""`up`, `down` and `logs`. A `flock` identifies the running server, so no crash can leave a stale state."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ READ_BYTES = 64 * 1024
 
 
 def holder(folder: str) -> int:
-    """The process that serves this home: 0 if there is none, -1 if it cannot be told which.
+    """Return the process id of the server in this data directory: 0 if none runs, -1 if it is unknown.
 
-    What a house that was killed had just set going holds its lock for a moment longer than it."""
+    After a kill, a child process that the server had just started may hold the lock a moment longer.
+    """
     deadline = time.monotonic() + LEFT_LOCKED_S_MAX
     while (process := _locked_by(folder)) > 0 and _is_gone(process) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
@@ -40,7 +41,7 @@ def _is_gone(process: int) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        return False  # another user's
+        return False  # it exists, but belongs to another user
     return False
 
 
@@ -95,19 +96,19 @@ def _tell(options: Namespace, form: dict[str, str | int]) -> int:
 
 
 def _start(log: int) -> int:
-    """In a session of its own, so that neither Ctrl-C here nor the end of this terminal reaches it."""
+    """Start the server in a new session, so that Ctrl-C or closing this terminal does not stop it."""
     words = [sys.executable, "-P", "-m", "retinue.app.server"]
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, log, 1),
         (os.POSIX_SPAWN_DUP2, log, 2),
     ]
-    environment = {**os.environ, "RETINUE_BACKGROUND": "1"}  # its log is kept in the home, and not here as well
+    environment = {**os.environ, "RETINUE_BACKGROUND": "1"}  # it logs to the data directory only
     return os.posix_spawn(sys.executable, words, environment, file_actions=actions, setsid=True)
 
 
 def _wait_until_open(folder: str, process: int, path: str, log: int, *, wait_s: float) -> None:
-    """Until this very process answers: someone else may have opened the house a moment before us."""
+    """Wait until this process answers, since another process may have started a server just before us."""
     deadline = time.monotonic() + wait_s
     while True:
         ended, status = os.waitpid(process, os.WNOHANG)
@@ -131,17 +132,17 @@ def _answers() -> bool:
     except HouseClosed:
         return False
     except CliError:
-        return True  # it refused us, so it is there
+        return True  # an error response shows that it runs
     return True
 
 
 def _said(log: int) -> list[str]:
-    """Read from where it wrote, and not from a name that may be another's by now."""
+    """Read the start log by descriptor, since its name may refer to a newer log by now."""
     return os.pread(log, READ_BYTES, 0).decode(errors="replace").splitlines()
 
 
 def _did_not_open(path: str, said: list[str], code: int) -> CliError:
-    """With the reason in the house's own words."""
+    """Build the error from the server's own error message, if it printed one."""
     starts = [n for n, line in enumerate(said) if line.startswith("error: ")]
     if starts:
         told = said[starts[-1] :]
@@ -162,7 +163,7 @@ def _did_not_open(path: str, said: list[str], code: int) -> CliError:
 
 
 def _new_start_log(folder: str) -> tuple[str, int]:
-    """For what the house says while it starts, and what goes wrong too badly to be logged. Older ones are put away."""
+    """Open a new log for output during the start and crashes that cannot be logged. Rotates older ones."""
     logs = os.path.join(folder, "logs")
     os.makedirs(logs, mode=0o700, exist_ok=True)
     path = os.path.join(logs, "start.log")
@@ -174,7 +175,7 @@ def _new_start_log(folder: str) -> tuple[str, int]:
                 pass
         try:
             return path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:  # someone else starts at the same moment
+        except FileExistsError:  # another process starts a server at the same moment
             continue
 
 
@@ -191,7 +192,7 @@ def down(options: Namespace) -> int:
 
 
 def _close(folder: str, process: int, *, wait_s: float) -> str:
-    """Ask it to finish; end it if it does not. What it was doing is taken up at the next start either way."""
+    """Ask the server to finish, and kill it if it does not. Its work resumes at the next start either way."""
     if process < 0:
         raise CliError(
             f"whoever serves {folder} cannot be asked to stop",
@@ -228,7 +229,7 @@ def _close(folder: str, process: int, *, wait_s: float) -> str:
 
 
 def _log_of(folder: str) -> str:
-    """The house's own log; where it keeps none, what it said since its start."""
+    """Return the path of the server's log, or of the start log if there is none."""
     logs = os.path.join(folder, "logs")
     own = os.path.join(logs, "retinue.log")
     return own if os.path.exists(own) else os.path.join(logs, "start.log")
@@ -265,7 +266,7 @@ def _tail(data: bytes, lines: int) -> bytes:
 
 
 def _followed(file: _File, path: str) -> _File:
-    """The same file, or the one that has taken its place."""
+    """Return the same file, or the one that replaced it in a rotation."""
     try:
         if os.stat(path).st_ino == os.fstat(file.fileno()).st_ino:
             return file

@@ -1,4 +1,4 @@
-"""The house over TCP: where `RETINUE_URL` says it is, or where it wrote down that it listens."""
+"""Connects to the server over TCP or TLS: at `RETINUE_URL`, or at the address that the server recorded."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from retinue.cli.errors import CliError, HouseClosed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    Place = tuple[str, int, bool]  # host, port, whether by TLS
+    Place = tuple[str, int, bool]  # host, port, whether TLS is used
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def parse_url(url: str) -> Place:
-    """`http://127.0.0.1:7717`, `https://house.example`. Anything beyond host and port is none of ours."""
+    """Parse a URL such as `http://127.0.0.1:7717`. Anything beyond host and port is an error."""
     scheme, _, rest = url.strip().partition("://") if "://" in url else ("http", "", url.strip())
     rest = rest.rstrip("/")
     host, bracket, after = rest[1:].partition("]") if rest.startswith("[") else (rest, "", "")
@@ -35,7 +35,7 @@ def parse_url(url: str) -> Place:
 
 
 def connect(place: Place, timeout_s: float) -> tuple[_socket.socket, str]:
-    """A line, and the Host to ask for. The owner's token stays on this machine: elsewhere one needs one's own."""
+    """Connect. Returns the socket and the Host header. The owner's token is never sent to another machine."""
     host, port, secure = place
     if host not in LOOPBACK and not os.environ.get("RETINUE_TOKEN"):
         raise CliError(
@@ -79,7 +79,7 @@ def _tls(host: str, port: int, timeout_s: float) -> _socket.socket:
 
 
 def recorded(home: str, timeout_s: float) -> tuple[_socket.socket, str] | None:
-    """Where the house says it listens, if it is open: an address left behind may by now be someone else's."""
+    """Connect to the recorded address if a server runs; otherwise another program may listen there by now."""
     from retinue.cli.process_control import holder
 
     try:

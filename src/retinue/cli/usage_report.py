@@ -1,4 +1,4 @@
-"""What was spent, for people: bars on a terminal, `key: value` into a pipe."""
+"""Formats usage, costs and budgets: bars on a terminal, `key: value` lines into a pipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GAP = "  "
 TOKENS = ("input-tokens", "output-tokens", "cache-read-tokens", "cache-write-tokens", "reasoning-tokens")
 
 
-# Into a pipe
+# For pipes
 
 
 def plain(form: Form) -> list[str]:
@@ -54,11 +54,11 @@ def plain_budgets(form: Form) -> list[str]:
     return blocks(shown) if shown else ["budgets: none"]
 
 
-# On a terminal
+# For terminals
 
 
 def chart(form: Form, width: int) -> list[str]:
-    """A bar for each row, as long as it was dear; where nothing cost anything, as long as what was read and written."""
+    """Draw a bar for each row, proportional to its cost, or to its tokens if no row has a cost."""
     rows: list[Form] = _every_day(form) if form["by"] == "day" else form["rows"]
     head = [f"{form['from']} to {form['to']}, by {form['by']}"]
     if not rows:
@@ -87,7 +87,7 @@ def _remarks(form: Form) -> list[str]:
 
 
 def gauges(form: Form, width: int) -> list[str]:
-    """Each cap, and how full it is."""
+    """Draw each budget and the share of it that is spent."""
     budgets: list[Form] = form["budgets"]
     if not budgets:
         return ["no budget is set: see [budgets] in retinue.toml, and `retinue agent set`"]
@@ -112,7 +112,7 @@ def _stands(budget: Form, warn_share: float) -> str:
 
 
 def _every_day(form: Form) -> list[Form]:
-    """The days between have a row too: a day on which nothing happened is part of the picture."""
+    """Add rows for the days without usage, so that gaps are visible."""
     from datetime import date, timedelta
 
     rows: list[Form] = form["rows"]
@@ -128,7 +128,7 @@ def _every_day(form: Form) -> list[Form]:
 
 
 def _bars(labels: list[str], sizes: list[int], amounts: list[str], sides: list[str], width: int) -> list[str]:
-    """What does not fit goes: first what stands beside the amounts, then the bars."""
+    """Draw labeled bars. If they do not fit, omit the details beside the amounts, then the bars."""
     label = min(max(map(len, labels)), LABEL_MOST, max(width // 2, BAR_LEAST))
     amount, side = max(map(len, amounts)), max(map(len, sides)) + len(GAP)
     room = width - label - amount - 2 * len(GAP)
@@ -145,7 +145,7 @@ def _bars(labels: list[str], sizes: list[int], amounts: list[str], sides: list[s
 
 
 def _bar(share: float, room: int, rest: str = "") -> str:
-    """As long as the share of the room, to the eighth of a character; nothing at all only where there was nothing."""
+    """Draw a bar to the eighth of a character. It is empty only if the share is zero."""
     full, _, fine = _solid()
     eighths = max(round(share * room * 8), 1) if share > 0 else 0
     bar = full * (eighths // 8)
@@ -155,7 +155,7 @@ def _bar(share: float, room: int, rest: str = "") -> str:
 
 
 def _solid() -> tuple[str, str, bool]:
-    """What a bar is made of here, what the rest of it, and whether there are parts of a character."""
+    """Return the characters for the full and the empty part, and whether eighths can be drawn."""
     can = (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "").startswith("utf8")
     return (FULL, EMPTY, True) if can else ("#", ".", False)
 
@@ -173,7 +173,7 @@ def _cut(text: str, size: int) -> str:
 
 
 def count(number: int) -> str:
-    """950, 12.3k, 4.5M."""
+    """Format a count: 950, 12.3k, 4.5M."""
     for size, unit in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
         if number >= size:
             return f"{number / size:.1f}{unit}" if number < 100 * size else f"{number // size}{unit}"
@@ -181,7 +181,7 @@ def count(number: int) -> str:
 
 
 def dollars(microusd: int) -> str:
-    """In cents, with more digits where a small sum needs them."""
+    """Format an amount with two decimal places, or with more if a small amount needs them."""
     size = abs(microusd)
     digits = 2 if size % 10_000 == 0 or size >= 100_000_000 else 4 if size % 100 == 0 or size >= 1_000_000 else 6
     return f"{'-' if microusd < 0 else ''}${size / 1_000_000:,.{digits}f}"
