@@ -1,6 +1,6 @@
-"""Programs of the owner's, as the house uses them: hooks, and what speaks and listens for it.
+"""Builds the parts that run the owner's programs: hooks, and text to speech and back.
 
-Few houses have any: what they need is loaded when it is first wanted, and costs nothing before.
+Few instances have any, so their code is imported on first use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Programs:
-    """`settings` are as they are now; `say` brings a hook's words to whoever sits where something happened."""
+    """The owner's programs. `settings` returns the current settings; `send_message` delivers a hook's message."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Programs:
         )
 
     async def start(self) -> None:
-        """Where no hook is run, nobody follows the news for them."""
+        """Start the hooks, if they are enabled."""
         if self._settings().hooks.enabled:
             await self.hooks.start()
 
@@ -69,13 +69,13 @@ class Programs:
     # --- speech ---
 
     async def speak(self, text: str, answers_voice: bool) -> tuple[str, Attachment | None]:
-        """An answer without its tags, and spoken, where the settings say so."""
+        """Return an answer without its speech tags, and the spoken answer if the settings ask for it."""
         if self._settings().speech.mode is SpeechMode.OFF:
             return read_tags(text).shown, None
         return await self._speech.answered(text, answers_voice)
 
     async def hear(self, attachment: Attachment) -> str:
-        """What is said in a voice message; empty where nobody listens."""
+        """Return the transcript of a voice message; an empty string if no transcriber is configured."""
         return await self._speech.heard(attachment) if self._settings().speech.listeners else ""
 
     @cached_property

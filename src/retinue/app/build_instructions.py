@@ -1,4 +1,4 @@
-"""What a run is told, as the whole house knows it: gathered here when a run begins, put into words by `agents`."""
+"""Gathers the context of a run's system prompt from the whole server. `agents` renders it."""
 
 from __future__ import annotations
 
@@ -56,16 +56,18 @@ from retinue.store.runs.run_requesters import requesters_at
 from retinue.store.sessions import sessions
 from retinue.tools.ui_windows import Windows
 
-LISTS_MAX = 64  # of tools that are remembered as they are told
+LISTS_MAX = 64  # cached tool lists
 PANELS_MAX = 20
 DELEGATIONS_LOOKED_AT_MAX = 50
-OUR_OWN = "system_"  # tools of the house's, which nobody is told of
+OUR_OWN = "system_"  # internal tools, which are not in the prompt
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
 _SENTENCE = re.compile(r"(?<=[.!?])\s")
 
 
 class Instructing:
+    """Builds and previews system prompts."""
+
     def __init__(
         self,
         briefing: Briefing,
@@ -79,7 +81,7 @@ class Instructing:
         offered: Callable[[Agent, Circumstances], Sequence[ToolSpec]],
         facts: Callable[[Agent, Mind], ModelFacts],
     ) -> None:
-        """`facts` are those of the model that would be asked first."""
+        """`model_facts` returns the facts of the model that would be called first."""
         self._house = house
         self._equip = equip
         self._offered = offered
@@ -90,7 +92,7 @@ class Instructing:
         self._windows = windows
         self._zone = zone
         self._staff: Sequence[Agent] | None = None
-        self._changes = 0  # of the staff, as far as we were told
+        self._changes = 0  # of agents, counted to detect a change during a read
         self._colleagues: dict[str, tuple[Agent, Sequence[Agent], tuple[Colleague, ...]]] = {}
         self._tools: dict[int, tuple[Sequence[ToolSpec], tuple[ToolTold, ...]]] = {}
         self._aliases: tuple[object, tuple[Alias, ...]] = (None, ())
@@ -99,7 +101,7 @@ class Instructing:
     async def tell(
         self, assignment: Assignment, equipment: Equipment, facts: ModelFacts, tools: Sequence[ToolSpec]
     ) -> str:
-        """What a run is told before it asks this model."""
+        """Return the system prompt of a run for this model."""
         at = await self._situation(assignment, equipment, facts, tools)
         place = assignment.told_from or assignment.workspace
         whose = Whose(assignment.agent, assignment.home, place, session=assignment.session)
@@ -113,10 +115,13 @@ class Instructing:
         mode: Mode | None = None,
         files: Mapping[str, str] | None = None,
     ) -> Told:
-        """What a run of this agent would be told now, in this session or in one that is to begin. Nothing is changed by
-        asking. `files` are those of a template, to be tried in place of its own."""
+        """Return the system prompt that a run of this agent would get now, in this session or in a new one.
+
+        It changes nothing. `files` are those of a template that is tried in place of the agent's
+        own.
+        """
         if session is not None and session.origin.kind is OriginKind.BACKGROUND:
-            return Told("", ())  # its words are all that it is told
+            return Told("", ())  # a background job has no system prompt, only its envelope
         home = await asyncio.to_thread(ensure_home, self._house, agent.name)
         place = self._settings().defaults.workspace_of(agent, home)
         assignment = Assignment(
@@ -152,7 +157,7 @@ class Instructing:
         return await self._briefing.preview(whose, at, template=Template(files) if files is not None else None)
 
     async def parts(self, agent: Agent, session: Session | None) -> Sequence[Part]:
-        """What its instructions are made of, piece by piece: for whoever asks what takes up the room."""
+        """Return the sections and files of the prompt with their sizes."""
         made = await self.shown(agent, session)
         sections = [Part(kind=PartKind.SECTION, name=n, chars=chars, tokens=t) for n, chars, t in made.parts]
         files = [
@@ -200,7 +205,7 @@ class Instructing:
             extra=assignment.request.extra_system_prompt,
         )
 
-    # --- what is the same for most runs is made once ---
+    # --- cached, because it is the same for most runs ---
 
     def _told_tools(self, tools: Sequence[ToolSpec]) -> tuple[ToolTold, ...]:
         known = self._tools.get(id(tools))
@@ -227,7 +232,7 @@ class Instructing:
         if staff is None:
             changes = self._changes
             staff = await self._store.read(agents.everyone)
-            if changes == self._changes:  # nobody came or went while we looked
+            if changes == self._changes:  # no agent changed during the read
                 self._staff = staff
         known = self._colleagues.get(agent.name)
         if known is None or known[0] is not agent or known[1] is not staff:
@@ -243,7 +248,7 @@ class Instructing:
         self._colleagues.clear()
 
     def _told_panels(self, origin: Origin, tools: Sequence[ToolTold]) -> tuple[PanelTold, ...]:
-        """Of the window last used, where it can do something about them."""
+        """Return the panels of the last used window, if the run has a tool for them."""
         person = _person(origin)
         windows = self._windows.of(person) if person else ()
         if not windows or not any(tool.name == "panels_list" for tool in tools):
@@ -261,7 +266,7 @@ class Instructing:
 
 
 def _to_begin(agent: Agent) -> Session:
-    """A conversation that the owner is about to begin."""
+    """Return a session that the owner is about to start."""
     return Session(
         id=SessionId(""),
         agent=agent.name,
@@ -280,8 +285,11 @@ def _to_begin(agent: Agent) -> Session:
 
 
 def _errand(conn: sa.Connection, session: Session) -> Errand:
-    """What it was sent out with, and from where. A task that words from outside went into stays in its envelope, where
-    it is read as such: here it would be an order of the house's."""
+    """Return the task of a subagent, and where it came from.
+
+    A task with untrusted content stays in its envelope, which is marked as untrusted. In the system
+    prompt it would have the authority of an instruction.
+    """
     parent = session.origin.parent
     asked = sessions.get(conn, parent) if parent is not None else None
     made = delegations.into(conn, session.id, limit=DELEGATIONS_LOOKED_AT_MAX)
@@ -341,11 +349,11 @@ def _sandbox(settings: Settings, assignment: Assignment) -> str:
 
 
 def _person(origin: Origin) -> str:
-    """Whoever sits before a session, where it is a person's own."""
+    """Return the person of a session that belongs to one; an empty string otherwise."""
     whose = origin.key.partition("/")[0]
     return whose.partition(":")[2] if whose.startswith("person:") and origin.belongs_to(whose) else ""
 
 
 def _name(value: Any) -> str:
-    """What a panel says of its item: ids alone. Anything else could be words of a stranger's."""
+    """Return a panel's value if it looks like an id. Any other text could come from an untrusted source."""
     return value if isinstance(value, str) and _NAME.fullmatch(value) else ""

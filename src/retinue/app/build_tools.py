@@ -1,4 +1,4 @@
-"""The hands of the house: every tool of its own, and what they stand on."""
+"""Builds every built-in tool, and the parts that they need."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ NO_SKILLS = SkillSettings()
 
 
 class Ways(Struct):
-    """Into the mailroom, and to whoever can be asked: for tools, which are made before these are there."""
+    """Functions that tools call. The engine and the intake set them later, because tools are built first."""
 
     mask: Callable[[str], str]
     inbox: Post | None = None
@@ -113,8 +113,8 @@ class Ways(Struct):
         return self.rooms(instance) if self.rooms is not None else None
 
     async def post(self, draft: Draft) -> Receipt:
-        """What tools say by mail is masked like what they say as a result."""
-        assert self.inbox is not None  # nobody calls a tool before the house is open
+        """Accept an envelope from a tool. Its text is redacted like a tool result."""
+        assert self.inbox is not None  # no tool is called before the server has started
         return await self.inbox.post(structs.replace(draft, text=self.mask(draft.text)))
 
     async def ask(self, run: RunId, *, call: str, agent: str, permission: Permission, reason: str) -> Approval:
@@ -135,6 +135,8 @@ class Ways(Struct):
 
 
 class Hands:
+    """The built-in tools, and the parts that they share."""
+
     def __init__(
         self,
         settings: Callable[[], Settings],
@@ -168,7 +170,7 @@ class Hands:
         self._containers: Containers | None = None
 
         def container(key: str, docker: DockerSettings | None) -> Sandbox:
-            from retinue.sandbox.container import Containers  # where an engine is set, and nowhere else
+            from retinue.sandbox.container import Containers  # imported only if a container engine is configured
 
             if self._containers is None:
                 self._containers = Containers(
@@ -242,20 +244,23 @@ class Hands:
         )
 
     def origin(self) -> OriginPolicy:
-        """The owner's rules before the built-in ones, made once for the same settings."""
+        """Return the provenance policy: the owner's rules before the built-in ones. Cached by settings object."""
         own = self._settings().origin
         if self._read is None or self._read[0] is not own:
             self._read = (own, house_policy(own))
         return self._read[1]
 
     async def open(self) -> None:
-        """Once there is a mailroom, and before any lane runs: what was left running is ended, and said so."""
+        """End commands that an earlier process left running, and report them.
+
+        Called once the intake exists and before any lane runs.
+        """
         await self._jobs.open()
         if doubted := await self._store.scan(file_trust.doubted):
-            await settle(self._store, doubted)  # no command runs any more that could change these
+            await settle(self._store, doubted)  # no running command can change these files any more
 
     async def look_around(self) -> None:
-        """Try the sandbox, on the side: whoever needs it sooner tries it themselves."""
+        """Probe the sandbox in the background. A call that needs it earlier probes it itself."""
         probe = await self.confining.probe()
         if not probe.works:
             log.warning("no sandbox", extra={"because": probe.because, "try": probe.try_this})
@@ -277,7 +282,7 @@ def _is_owner(scene: Scene) -> bool:
 
 
 def _only_spawned(settings: Callable[[], Settings]) -> Callable[[Scene], bool]:
-    """Whether a call is told of no other sessions than those that came of its own."""
+    """Return a predicate: whether a call may only see the sessions that its own session has spawned."""
 
     def confined(scene: Scene) -> bool:
         main = scene.origin in (OriginKind.TERMINAL, OriginKind.WEB) and _is_owner(scene)
@@ -323,14 +328,14 @@ def _command_rules(texts: tuple[str, ...]) -> tuple[Rule, ...]:
     return tuple(map(exec_allowlist.rule, texts))
 
 
-# --- what a run is given when it begins ---
+# --- resources of a run ---
 
 
 async def equip(
     skills: Skills, plugins: Plugins, settings: Callable[[], Settings], assignment: Assignment
 ) -> Equipment:
-    """What a run has of skills and plug-ins: most often nothing, and then little is looked up for it."""
-    agent, home = assignment.agent, assignment.reach  # a subagent has the skills of who sent it, and no others
+    """Return the skills and plugin sections of a run. Usually there are none, and then little is looked up."""
+    agent, home = assignment.agent, assignment.reach  # a subagent has the skills of the agent that started it
     now = settings()
     sandbox = sandbox_of(now.sandbox, agent, *assignment.senders)
     if (
@@ -354,7 +359,7 @@ async def equip(
     scene = PluginScene(agent=agent, session=assignment.session.id, home=home, origin=origin)
     sections = await plugins.sections(scene, minimal=mode_of(agent, origin) is not Mode.FULL)
     confined = is_confined(sandbox, main=is_main(assignment.session.origin, str(OWNER)))
-    # What is not to be written by a command is not to be written by our own tools either.
+    # A workspace that is read-only for commands is read-only for the built-in tools too.
     read_only = confined and sandbox.workspace is not WorkspaceAccess.WRITE
     browser = sandbox.browser or not confined
     if kit == Kit() and not sections and not read_only and browser:
@@ -373,7 +378,7 @@ async def equip(
 async def called_by_people(
     skills: Skills, settings: Callable[[], Settings], agent: Agent, session: Session | None
 ) -> Sequence[SkillCommand]:
-    """Which of an agent's skills people can call for by a command."""
+    """Return the slash commands of an agent's skills."""
     now = settings()
     home = ensure_home(now.home, agent.name)
     _, stood = await skills.look(agent=agent.name, agent_home=home, workspace=now.defaults.workspace_of(agent, home))
@@ -383,7 +388,7 @@ async def called_by_people(
 async def skills_told(
     skills: Skills, settings: Callable[[], Settings], agent: Agent, session: Session | None
 ) -> Sequence[Part]:
-    """How much of an agent's instructions is about each of its skills."""
+    """Return the size of the prompt text about each skill of an agent."""
     now = settings()
     home = ensure_home(now.home, agent.name)
     kit = await skills.kit(
@@ -400,7 +405,7 @@ async def skills_told(
 
 
 def _subset(session: Session) -> tuple[str, ...] | None:
-    """Which skills this session is to have, of those its agent has. What cannot be read is no wish."""
+    """Return the skills selected for a session. An invalid value is logged and ignored."""
     core = session.attributes.get("core")
     try:
         return parse_subset(cast("dict[str, Any]", core).get("skills")) if isinstance(core, dict) else None

@@ -1,4 +1,4 @@
-"""The real clock and the real dice: the one place where time and chance enter the house."""
+"""The real clock, ids and random numbers: the only source of time and randomness in the server."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ IDS_DRAWN = 256
 
 
 class RealClock:
+    """The system clock."""
+
     def now(self) -> datetime:
         return datetime.now(UTC)
 
@@ -31,14 +33,14 @@ class RealClock:
 
 
 class RandomIds:
-    """Taken from the system many at a time: each time we ask it, another thread may be let in before us."""
+    """Random ids, drawn from the system in batches: each system call may switch to another thread."""
 
     def __init__(self) -> None:
         self._drawn: list[str] = []
 
     def new(self) -> str:
         try:
-            return self._drawn.pop()  # in one piece: no two threads get the same
+            return self._drawn.pop()  # atomic: no two threads get the same
         except IndexError:
             chance = os.urandom(ID_BYTES * IDS_DRAWN)
             self._drawn += [chance[i : i + ID_BYTES].hex() for i in range(ID_BYTES, len(chance), ID_BYTES)]
@@ -46,17 +48,17 @@ class RandomIds:
 
 
 def new_token() -> str:
-    """256 bits that nobody can guess."""
+    """Return a random token of 256 bits."""
     return secrets.token_urlsafe(32)
 
 
 def new_chance() -> random.Random:
-    """Dice for what need not be secret: how long to wait before asking again."""
+    """Return a random generator for values that need not be secret, such as back-off delays."""
     return random.Random(secrets.randbits(64))
 
 
 class CrashPoint:
-    """Ends the process, as `kill -9` would, at the n-th time a named point is reached."""
+    """Kills the process, like `kill -9`, at the n-th time that a named point is reached."""
 
     def __init__(self, point: str, nth: int) -> None:
         self._point = point
@@ -73,7 +75,7 @@ class CrashPoint:
 
 
 def faults_from(environment: dict[str, str]) -> Faults:
-    """`RETINUE_TEST_CRASH=point:n`, refused unless `RETINUE_TEST=1` says that this is a test."""
+    """Parse `RETINUE_TEST_CRASH=point:n`. It is refused unless `RETINUE_TEST=1` is set."""
     wanted = environment.get("RETINUE_TEST_CRASH")
     if not wanted:
         return NO_FAULTS

@@ -1,4 +1,4 @@
-"""What the house has on this machine besides its store: a lock, two sockets, the owner's token."""
+"""The files of an instance besides its store: a lock, a socket, its address and the owner's token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from retinue.domain.errors import Busy, RetinueError
 from retinue.store.core.durable_files import put_private
 
-SOCKET_PATH_LENGTH_MAX = 100  # the kernel takes 107; some leave less
+SOCKET_PATH_LENGTH_MAX = 100  # Linux allows 107 bytes, other systems fewer
 BACKLOG = 1024
 LEFT_LOCKED_S_MAX = 5.0
 LOOK_S = 0.02
@@ -25,7 +25,7 @@ LOOK_S = 0.02
 
 @contextmanager
 def instance_lock(home: Path) -> Generator[None]:
-    """Only one process serves a home. The kernel lets go of the lock when the process ends, however it ends."""
+    """Lock a data directory: only one process serves it. The kernel releases the lock when the process ends."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -38,7 +38,11 @@ def instance_lock(home: Path) -> Generator[None]:
 
 
 def _take(fd: int, home: Path) -> None:
-    """At once, or not at all; but what a killed house had just set going holds its lock for a moment longer than it."""
+    """Take the lock without waiting, or raise `Busy`.
+
+    If the holder was killed, retry for a moment: its child processes may keep the lock slightly
+    longer.
+    """
     deadline = time.monotonic() + LEFT_LOCKED_S_MAX
     while True:
         try:
@@ -71,7 +75,11 @@ def is_gone(process: str) -> bool:
 
 
 def socket_path(home: Path, environment: Mapping[str, str]) -> Path:
-    """Where the socket is: in the runtime dir if there is one, otherwise in the home if its path is short enough."""
+    """Return the path of the Unix socket.
+
+    It is in `XDG_RUNTIME_DIR` if that is set, else in the data directory, or in the temporary
+    folder if the path is too long.
+    """
     name = hashlib.sha256(str(home).encode()).hexdigest()[:12]
     runtime = environment.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
@@ -94,7 +102,10 @@ def socket_path(home: Path, environment: Mapping[str, str]) -> Path:
 
 @contextmanager
 def listening_socket(home: Path, path: Path) -> Generator[socket.socket]:
-    """Ours alone (0600), its place written down in the home. We hold the lock, so a socket left there is stale."""
+    """Listen on a Unix socket with mode 0600, and record its path in the data directory.
+
+    The caller holds the lock, so a socket that is already there is stale.
+    """
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
@@ -113,7 +124,7 @@ def listening_socket(home: Path, path: Path) -> Generator[socket.socket]:
 
 @contextmanager
 def listening_address(home: Path, host: str, port: int) -> Generator[tuple[socket.socket, str]]:
-    """TCP, and the address that we got, which is written down in the home. Port 0 takes any that is free."""
+    """Listen on TCP, and record the address in the data directory. Port 0 takes any free port."""
     place = home / "address"
     listener = _bind(host, port)
     try:
@@ -129,13 +140,13 @@ def listening_address(home: Path, host: str, port: int) -> Generator[tuple[socke
 
 @contextmanager
 def no_address(home: Path) -> Generator[None]:
-    """No TCP: an address that a crash left behind is not ours any more."""
+    """Do not listen on TCP: remove an address that a crashed server left behind."""
     (home / "address").unlink(missing_ok=True)
     yield
 
 
 def _write_down(path: Path, text: str) -> None:
-    """Whole or not at all: a command that looks for the house just now must not read half an address."""
+    """Write a file atomically: a command that reads it at the same time must not get half an address."""
     new = path.with_name(f".{path.name}-{os.getpid()}")
     new.write_text(text)
     os.replace(new, path)
@@ -163,7 +174,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def owner_token(home: Path, make: Callable[[], str]) -> str:
-    """The owner's own token, made at the first start, in a file that nobody else can read."""
+    """Return the owner's token. It is created at the first start, in a file that only our user can read."""
     path = home / "owner-token"
     if not path.exists():
         put_private(path, f"{make()}\n".encode())

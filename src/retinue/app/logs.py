@@ -1,8 +1,9 @@
-"""Log lines: a fixed phrase and fields, to be searched and counted. Texts, tokens and prompts stay out.
+"""Log lines: a fixed phrase and fields. Texts, tokens and prompts stay out.
 
-What should have stayed out and did not is masked on its way to the page, in messages, fields and the texts of
-exceptions: what the house knows to be secret (`set_masks`), and whatever looks like it, more strictly than elsewhere.
-A line that cannot be made is replaced by one that says so: logging never stops the house.
+Secrets that get into a line are redacted in messages, fields and exception texts. These are the
+known ones (`set_known_secrets`) and everything that looks like one, by stricter rules than
+elsewhere. A line that cannot be formatted is replaced by one that says so: logging never stops the
+server.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _PLAIN = re.compile(r"[A-Za-z0-9._:@/+*-]+")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
-# A name that says: my value is secret. Counts of tokens are not, nor is a bare `key`, unless it looks like one.
+# Names of secret values. Token counts are not secret, nor is a bare `key` unless its value looks like a secret.
 _NAME = (
     r"[\w-]{0,60}(?:token(?!s)|secret|password|passwd|passphrase|pwd|api[_-]?key|access[_-]?key|private[_-]?key"
     r"|credential|authorization|cookie)[\w-]{0,40}"
 )
 _SECRET_NAME = re.compile(_NAME, re.I)
-# In quotes up to the closing one, or where a text stands within another, up to that escaped one.
+# Up to the closing quote, or up to the escaped quote if the text is nested in another.
 _QUOTED = r"""\\"(?:(?!\\")[^\n])*(?:\\")?|\\'(?:(?!\\')[^\n])*(?:\\')?|"(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?"""
 _VALUE = rf"""(?:{_QUOTED}|[^\s"',;&<>(){{}}\[\]]+)"""
 _WORD = r"[A-Za-z0-9_-]"
@@ -48,14 +49,14 @@ _LIKE_A_KEY = (
     r"|eyJ[\w-]{6,}\.[\w-]{6,}(?:\.[\w-]*)?|[\w-]{23,28}\.[\w-]{6}\.[\w-]{27,}"
 )
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
-    # A private key, on however many lines, also where its end was cut off.
+    # A private key, on any number of lines, even without its end.
     (re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"), MASK),
-    # The password in an address.
+    # The password in a URL.
     (
         re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://[^\s/@:'\"]{0,200}:)[^\s/@'\"]{1,200}(?=@)", re.I),
         rf"\1{MASK}",
     ),
-    # A whole header: everything up to the end of its line or of the quotes it stands in.
+    # A whole header, up to the end of the line or of the quotes around it.
     (
         re.compile(
             r"((?<![\w-])(?:proxy-)?(?:authorization|set-cookie|cookie)\\?[\"']?\s{0,3}[:=,]\s{0,3}b?)"
@@ -65,7 +66,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
         rf"\1{MASK}",
     ),
     (re.compile(rf"\b((?:bearer|basic)\s{{1,3}}){_WORD}[\w.~+/=-]{{5,}}", re.I), rf"\1{MASK}"),
-    # name=value, name: value, 'name': 'value', ('name', b'value'), and what an f"{name=}" leaves.
+    # name=value, name: value, 'name': 'value', ('name', b'value'), and the output of f"{name=}".
     (
         re.compile(rf"((?<![\w-]){_NAME}\\?[\"']?\s{{0,3}}(?:=>|[=:]|(?<=[\"']),)\s{{0,3}}b?){_VALUE}", re.I),
         rf"\1{MASK}",
@@ -75,7 +76,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
         rf"\1{MASK}",
     ),
     (re.compile(rf"(?<![\w-])(?:{_LIKE_A_KEY})"), MASK),
-    # One of ours, wherever it stands. Words of the same length are rarely in both cases.
+    # One of our own tokens anywhere. Words of this length rarely have both upper and lower case.
     (
         re.compile(
             rf"(?<!{_WORD})(?=[a-z0-9_-]*[A-Z])(?=[A-Z0-9_-]*[a-z]){_WORD}{{{OWN_SECRET_CHARS}}}(?!{_WORD})",
@@ -85,18 +86,18 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 
 
-_known = [Masks()]  # logging is one for the whole process, and so is what it must not say
+_known = [Masks()]  # global, like logging itself
 
 
 def set_masks(masks: Masks) -> None:
-    """What is known to be secret is masked from now on, in every line of this process."""
+    """Redact these known secrets in every log line of this process from now on."""
     _known[0] = masks
 
 
 def masked(text: str) -> str:
-    """The text without what is, or looks like, a secret. One that is overlong is cut, visibly.
+    """Return the text without known secrets and texts that look like one. A long text is shortened visibly.
 
-    What is known is looked for beyond the cut, so that no cut goes through it.
+    Known secrets are redacted before shortening, so that none is cut in two.
     """
     more = len(text) - TEXT_CHARS_MAX
     text = _known[0].mask_values(text[: 2 * TEXT_CHARS_MAX])
@@ -108,7 +109,7 @@ def masked(text: str) -> str:
 
 
 class LogLine(logging.Formatter):
-    """`2026-11-15T09:00:00+0000 info "run failed" run=ab12 agent=ada`; what belongs to a line follows it indented."""
+    """`2026-11-15T09:00:00+0000 info "run failed" run=ab12 agent=ada`, with tracebacks indented below."""
 
     def __init__(self) -> None:
         super().__init__(datefmt="%Y-%m-%dT%H:%M:%S%z")
@@ -117,7 +118,7 @@ class LogLine(logging.Formatter):
         head = f"{self.formatTime(record, self.datefmt)} {record.levelname.lower()}"
         try:
             return f"{head} {self._rest(record)}"
-        except Exception as error:  # noqa: BLE001 - whatever it was handed: a line about it, and the house goes on
+        except Exception as error:  # noqa: BLE001 - no value may break logging
             return f'{head} "log line could not be made" logger={_quoted(record.name)} error={type(error).__name__}'
 
     def _rest(self, record: logging.LogRecord) -> str:
@@ -132,7 +133,7 @@ class LogLine(logging.Formatter):
 
 
 def _field(key: str, value: object) -> str:
-    if isinstance(value, int | float):  # also where it is called `token_count`
+    if isinstance(value, int | float):  # even if its name looks secret, like `token_count`
         return str(value)
     return MASK if _SECRET_NAME.fullmatch(key) else masked(str(value))
 
@@ -142,12 +143,12 @@ def _quoted(value: str) -> str:
 
 
 def _below(text: str) -> str:
-    """Indented, so that no text of anyone's can look like a line of ours."""
+    """Indent a text, so that none of its lines looks like a log line."""
     return "".join(f"\n    {_printable(line)}" for line in masked(text).splitlines())
 
 
 def _printable(text: str, *, extra: str = "") -> str:
-    """A terminal shows it as it is, and obeys none of it."""
+    """Escape control characters, so that a terminal does not interpret them."""
     if text.isprintable() and "\\" not in text and (not extra or extra not in text):
         return text
     return "".join(_shown(char, extra) for char in text)
@@ -160,18 +161,18 @@ def _shown(char: str, extra: str) -> str:
 
 
 class _Quiet(logging.Handler):
-    """Says nothing about lines it could not write: what logging would print instead holds the line unmasked."""
+    """Ignores lines that cannot be written: the default of `logging` would print the line unredacted."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         return
 
 
 class Terminal(_Quiet, logging.StreamHandler[TextIO]):
-    pass
+    """Logs to a terminal."""
 
 
 class LogFile(_Quiet, RotatingFileHandler):
-    """A file of ours alone, put away when it is large and at each start."""
+    """A log file with mode 0600, rotated by size and at each start."""
 
     def __init__(self, path: Path, *, bytes_max: int, files_kept: int) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -181,7 +182,7 @@ class LogFile(_Quiet, RotatingFileHandler):
             self.doRollover()
 
     def _open(self) -> TextIOWrapper:
-        # Never through a link: whoever could put one here would have us write over what it points to.
+        # Never follow a link: a planted one would make us overwrite its target.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.baseFilename, flags, 0o600)
         os.fchmod(descriptor, 0o600)
@@ -202,9 +203,10 @@ def log_file(home: Path) -> Path:
 
 
 def set_up_logs(stream: TextIO | None, *, home: Path | None = None, logs: Logs | None = None) -> None:
-    """Log to a terminal, to the file of a home, or to both. Called again, it replaces what it had set up.
+    """Log to a stream, to the file in the data directory, or to both. A second call replaces the first.
 
-    A file that cannot be written is told of and done without: a house with a full disk still says so somewhere.
+    If the file cannot be written, log a warning and go without it: a server with a full disk must
+    still log somewhere.
     """
     wanted = logs or Logs()
     handlers: list[logging.Handler] = []
@@ -234,5 +236,5 @@ def set_up_logs(stream: TextIO | None, *, home: Path | None = None, logs: Logs |
 
 
 def set_level(level: str) -> None:
-    """At once, without touching the files."""
+    """Set the level at once, without reopening files."""
     logging.getLogger().setLevel(_LEVELS[level])

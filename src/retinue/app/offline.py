@@ -1,8 +1,8 @@
-"""A closed house, looked at: what the command line asks when nobody answers and the store alone can tell.
+"""Answers operations from the store alone, for the command line when no server is running.
 
-`python -m retinue.app.offline OPERATION PARAMETERS` says in JSON what the house would, or what went wrong. It takes the
-house's lock, so that nobody opens the house meanwhile, and opens the store read-only. Rights, validation and sight are
-those of the open house, for the same token.
+`python -m retinue.app.offline OPERATION PARAMETERS` prints the answer or an error as JSON. It takes
+the instance lock, so that no server starts meanwhile, and opens the store read-only. Permissions,
+validation and visibility are the same as in a running server, for the same token.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ WHOEVER_IS_HERE = Principal(address=address.person("owner"), level=PermissionLev
 
 
 class ClosedStore:
-    """A store that nobody serves. It is read, and never written."""
+    """A store that no server has open. It is only read."""
 
     def __init__(self, path: Path) -> None:
         engine = sa.create_engine("sqlite://", creator=lambda: _open(path), poolclass=NullPool)
@@ -94,7 +94,7 @@ class ClosedStore:
 
 
 class _NotHere:
-    """Stands where an open house has its engine, its post and its doors."""
+    """Takes the place of services that only a running server has: each use raises an error."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise _is_closed("this needs the house itself")
@@ -105,7 +105,7 @@ def _is_closed(because: str) -> RetinueError:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    # With no log there is nothing but the file; `mode=ro` would then leave a log and its index behind.
+    # Without a WAL file there is only the database file, and `mode=ro` would create a WAL and its index.
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
     raw = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, isolation_level=None, check_same_thread=False)
     configure(raw, writable=False)
@@ -114,7 +114,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def closed_store(settings: Settings) -> Generator[Store]:
-    """The store of a house that is closed, and stays closed while we look."""
+    """Open the store of an instance that is not running, and keep a server from starting meanwhile."""
     if not settings.home.is_dir():
         raise _is_closed(f"no house was ever opened in {settings.home}")
     if isinstance(settings.store, str):
@@ -130,7 +130,7 @@ def closed_store(settings: Settings) -> Generator[Store]:
 
 @contextmanager
 def read_only(path: Path) -> Generator[Store]:
-    """A store's file, to read from. Whoever does not hold the house's lock reads beside a house that is open."""
+    """Open a store file read-only. Without the instance lock, a running server may write to it meanwhile."""
     if not path.exists():
         raise _is_closed(f"no house was ever opened in {path.parent}")
     try:
@@ -143,6 +143,7 @@ def read_only(path: Path) -> Generator[Store]:
 
 
 def refuse_other_schema(revision: str | None) -> None:
+    """Raise `StoreError` unless the schema revision is the current one."""
     if revision != SCHEMA.head:
         raise StoreError(
             "this store is of another version",
@@ -153,7 +154,7 @@ def refuse_other_schema(revision: str | None) -> None:
 
 
 async def answer(settings: Settings, store: Store, operation: str, body: bytes, token: str) -> bytes:
-    """What the house would say if it were open."""
+    """Perform an operation and return the encoded answer."""
     clock = RealClock()
     absent: Any = _NotHere()
     caller = await store.scan(lambda conn: _caller(conn, token, now_ms=to_ms(clock.now())))
@@ -206,7 +207,7 @@ def main(arguments: list[str]) -> int:
     try:
         if operation not in OPERATIONS:
             raise _is_closed(f"{operation} is nothing that this version knows")
-        # Faults of the settings file are told when the house opens, and by `doctor`; they keep nobody from looking.
+        # Errors in the settings file are reported at start and by `doctor`; they do not prevent reading the store.
         settings = examine(os.environ).configuration.settings
         try:
             with closed_store(settings) as store:
@@ -224,7 +225,7 @@ def main(arguments: list[str]) -> int:
 
 
 async def _without_a_store(settings: Settings, trouble: RetinueError, asked: Doctor) -> bytes:
-    """A doctor who comes although the store cannot be opened: that, too, is a finding."""
+    """Run `doctor` although the store cannot be opened. That is one of its findings."""
     now = RealClock().now()
     if asked.security or asked.fix:
         ground = Ground(home=settings.home, environment=os.environ, now=now, trouble=trouble, quick=asked.quick)
@@ -236,7 +237,7 @@ async def _without_a_store(settings: Settings, trouble: RetinueError, asked: Doc
 
 
 def _form(error: RetinueError) -> dict[str, Any]:
-    """As the api says it."""
+    """Return the error in the format of the API."""
     form: dict[str, Any] = {
         "code": error.code,
         "sentence": error.sentence,

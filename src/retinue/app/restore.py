@@ -1,6 +1,6 @@
-"""Putting a backup back, with the house closed: takes its lock, so that nobody opens it meanwhile.
+"""Restores a backup while no server is running. It takes the lock, so that none can start meanwhile.
 
-`python -m retinue.app.restore FOLDER` does it for the home that RETINUE_HOME names.
+`python -m retinue.app.restore FOLDER` restores the instance in `RETINUE_HOME`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from retinue.store.maintenance import backup
 
 
 def restore(settings: Settings, folder: Path, *, now: datetime) -> Path:
-    """Put the backup in `folder` in the place of what the home holds; gives back where that lies now.
+    """Replace the instance with the backup in `folder`. Returns the folder that the old files were moved to.
 
-    Refused while the house is open. Nothing is changed unless the backup is whole and its ledger holds.
+    Refused while a server is running. Nothing is changed unless the backup is complete and its
+    ledger is consistent.
     """
     if isinstance(settings.store, str):
         raise Invalid(
@@ -40,7 +41,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage: python -m retinue.app.restore FOLDER\n")
         return 2
     try:
-        # What is wrong with the settings is told when the house opens. It may be the reason for restoring it.
+        # Invalid settings are reported when the server starts. They may be the reason for the restore.
         settings = examine(os.environ).configuration.settings
         before = restore(settings, Path(arguments[0]).absolute(), now=RealClock().now())
     except RetinueError as error:

@@ -1,4 +1,4 @@
-"""Builds each part and hands it its needs. The one place that sees the whole house."""
+"""Builds every part of the server and connects them. The only module that knows all of them."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ FIRST_STAFF = (
 
 
 class Parts(Struct, frozen=True, kw_only=True):
-    """What a test or a bench puts in place of our own, or beside it."""
+    """Parts that a test or a benchmark replaces or adds."""
 
     clock: Clock
     ids: Ids
@@ -176,11 +176,11 @@ class Parts(Struct, frozen=True, kw_only=True):
     staff: Sequence[Agent] = FIRST_STAFF
     connectors: Sequence[Connector] = ()
     slots: Slots | None = None
-    configuration: Configuration | None = None  # where the settings come from, to be read again
+    configuration: Configuration | None = None  # where the settings come from, to reload them
 
 
 class House(Struct, frozen=True, kw_only=True):
-    """The house, open."""
+    """The parts of a running server that its callers use."""
 
     store: Store
     engine: EmbeddedEngine
@@ -192,9 +192,9 @@ class House(Struct, frozen=True, kw_only=True):
 async def open_house(
     settings: Settings, parts: Parts, *, stop: Callable[[], None] | None = None
 ) -> AsyncGenerator[House]:
-    """Everything but the doors: store, engine, outbox. On leaving, what runs is drained.
+    """Start everything except the API: store, engine, outbox, connectors. On exit, running work is drained.
 
-    `stop` is called if another server has taken over the database. Leaving then raises the reason.
+    `stop` is called if another server takes over the database. The exit then raises the reason.
     """
     clock, ids = parts.clock, parts.ids
     taken_over: list[StoreError] = []
@@ -409,15 +409,15 @@ async def open_house(
         }
 
         def bring_tools() -> None:
-            """Those of the house, of plug-ins and of MCP servers, as they are now."""
+            """Set the current tools: the built-in ones, and those of plugins and MCP servers."""
             brought = tools_of(registry.operations().values(), lambda: desk)
             toolbox.bring([*tools, *registry.tools(), *brought, *hands.servers.tools()])
 
         def fit_in() -> None:
-            """A plug-in has come or gone, and with it what it brought."""
+            """Apply a change in the loaded plugins."""
             bring_tools()
             minds.bring([*models, *registry.models()])
-            on_the_side(credentials_changed())  # who sells models may have come with it, and brought a key
+            on_the_side(credentials_changed())  # the plugin may add a model provider with its key
             for name in set(runners) - set(own_runners):
                 del runners[name]
             runners.update(registry.runners())
@@ -549,14 +549,14 @@ async def open_house(
         aside.append(asyncio.create_task(hands.look_around()))
         aside.append(asyncio.create_task(anchor_forever(desk)))
         if minds.catalog.wants_prices:
-            aside.append(asyncio.create_task(_load_prices()))  # takes a while, and is wanted with the first reply
+            aside.append(asyncio.create_task(_load_prices()))  # takes a while, and is needed for the first reply
         try:
             yield House(store=store, engine=engine, outbox=outbox, desk=desk)
         finally:
             for task in aside:
                 task.cancel()
             await asyncio.gather(*aside, return_exceptions=True)
-            drain_s = 0.0 if taken_over else current().drain_s  # what runs could store nothing any more
+            drain_s = 0.0 if taken_over else current().drain_s  # running work could not store anything any more
             await switchboard.stop()
             await doorway.stop()
             presses.abandon()
@@ -583,13 +583,13 @@ async def open_house(
 
 
 def _door(settings: Callable[[], Settings], instance: str) -> DoorSettings:
-    """Who may talk at an instance. One that the settings do not name is closed."""
+    """Return the access rules of a connector. One that the settings do not name accepts no one."""
     named = settings().connectors.get(instance)
     return CLOSED if named is None else named.door
 
 
 def _words(settings: Callable[[], Settings], instance: str) -> Words:
-    """How words leave by an instance: as it has it, and else as the house has it."""
+    """Return how replies are delivered by a connector: its own settings over those of the server."""
     now = settings()
     named = now.connectors.get(instance)
     house = now.words.over()
@@ -597,7 +597,7 @@ def _words(settings: Callable[[], Settings], instance: str) -> Words:
 
 
 def _first_asked(minds: Minds, agent: Agent, mind: Mind) -> ModelFacts:
-    """The model that would be asked first, or what is known of one where none can be."""
+    """Return the facts of the model that would be called first, or a placeholder if none can be."""
     try:
         return minds.catalog.facts(minds.catalog.chain(agent=agent, mind=mind)[0])
     except RetinueError:
@@ -605,7 +605,7 @@ def _first_asked(minds: Minds, agent: Agent, mind: Mind) -> ModelFacts:
 
 
 def _requests(desk: Desk, lines: Mapping[str, Connector]) -> Requests:
-    """Brought in with the first request of a program elsewhere: few houses are sent any."""
+    """Import webhook support on the first request: few instances receive any."""
     from retinue.intake.inbound_webhooks import Requests
 
     return Requests(
@@ -614,7 +614,7 @@ def _requests(desk: Desk, lines: Mapping[str, Connector]) -> Requests:
 
 
 def _bridge_maker(facts: Callable[[ModelRef], ModelFacts]) -> Maker:
-    """Brought in when the first model is asked that way: few houses have one."""
+    """Import the bridge to Pydantic AI on first use: few instances have such a model."""
 
     @cache
     def bridges() -> Bridges:
@@ -626,7 +626,7 @@ def _bridge_maker(facts: Callable[[ModelRef], ModelFacts]) -> Maker:
 
 
 async def _plugin_told(store: Store, clock: Clock, instance: str, change: str, because: str) -> None:
-    """For whoever follows the house: a plug-in has come or gone, or could not come."""
+    """Store an event: a plugin was loaded or unloaded, or has failed."""
 
     def body(conn: sa.Connection) -> None:
         page = Page(conn, to_ms(clock.now()))
@@ -641,19 +641,19 @@ def _wishes(settings: Settings) -> Wishes:
 
 
 def _mirror(store: Store, settings: Settings) -> Mirror:
-    from retinue.agents.session_mirror import Mirror  # few houses have one
+    from retinue.agents.session_mirror import Mirror  # few instances use it
 
     return Mirror(store, settings.mirror.folder or settings.home / "mirror")
 
 
 def _needed(plugins: Plugins) -> dict[str, PermissionLevel]:
-    """What each operation needs where the settings do not say: the house's own, and those of plug-ins."""
+    """Return the default permission of each operation: the built-in ones, and those of plugins."""
     return {**POLICY, **{name: each.permission for name, each in plugins.operations().items()}}
 
 
 async def _load_prices() -> None:
     await prices.ready()
-    gc.freeze()  # what was loaded stays: nobody needs to look through it again and again
+    gc.freeze()  # prices stay loaded: exclude them from garbage collection
 
 
 def _slots(settings: Settings) -> Slots:
@@ -662,23 +662,23 @@ def _slots(settings: Settings) -> Slots:
 
 
 def _settle_in(conn: sa.Connection, *, staff: Sequence[Agent], at_ms: int) -> None:
-    """The first staff and the owner, once. Later starts change nothing."""
+    """Add the owner and the first agents once. Later starts change nothing."""
     if people.find(conn, OWNER.name) is None:
         people.add(conn, OWNER, at_ms=at_ms)
     for agent in staff:
-        if not agents.was_here(conn, agent.name):  # one who was let go stays away
+        if not agents.was_here(conn, agent.name):  # a deleted agent is not added again
             agents.put(conn, agent, source="setup", at_ms=at_ms)
 
 
 async def _sign_in_owner(home: Path, store: Store, now: datetime) -> None:
-    """The owner's token is in a file of the home, and in the store only as a hash."""
+    """Store the hash of the owner's token. The token itself is only in a file of the data directory."""
     token_hash = hash_of(owner_token(home, new_token))
 
     def body(conn: sa.Connection) -> None:
         owner = str(address.person(OWNER.name))
         if not tokens.is_known(conn, token_hash):
             for old in tokens.of(conn, owner, now_ms=to_ms(now)):
-                if old.label == OWNERS_FILE:  # the file was made anew: what stood there before is worth nothing now
+                if old.label == OWNERS_FILE:  # the file was recreated: revoke its earlier token
                     tokens.revoke(conn, old.id, at_ms=to_ms(now))
             token = Token(
                 id=TokenId(token_hash[:32]),
@@ -693,7 +693,7 @@ async def _sign_in_owner(home: Path, store: Store, now: datetime) -> None:
 
 
 class _Server(Server):
-    """Leaves signals to us: a stop must drain the engine too."""
+    """A uvicorn server that leaves signals to us: a stop must drain the engine too."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -710,13 +710,13 @@ class _Server(Server):
 
 
 async def serve(settings: Settings, parts: Parts, *, announce: bool = True, keep_log: bool = False) -> None:
-    """Open the house and serve it until a signal asks us to stop."""
+    """Run the server until a signal stops it."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stop)
     with instance_lock(settings.home):
-        if keep_log:  # only now: who is refused must not put away the log of the house that is open
+        if keep_log:  # only with the lock: a refused start must not rotate the log of the running server
             _keep_log(settings)
         await _serve_locked(settings, parts, stop, announce=announce)
 
@@ -725,7 +725,7 @@ async def _serve_locked(settings: Settings, parts: Parts, stop: asyncio.Event, *
     door = door_from(settings, os.environ)
     door.check()
     path = socket_path(settings.home, os.environ)
-    # The port is asked for first: who cannot have it should hear so before anything is taken up.
+    # Bind the port first: if it is taken, fail before any work is resumed.
     with listening_address(settings.home, door.host, door.port) if door.enabled else no_address(settings.home) as tcp:
         async with open_house(settings, parts, stop=stop.set) as house:
             await _sign_in_owner(settings.home, house.store, parts.clock.now())
@@ -745,7 +745,7 @@ async def _serve_locked(settings: Settings, parts: Parts, stop: asyncio.Event, *
 
 
 def door_from(settings: Settings, environment: Mapping[str, str]) -> Door:
-    """What the api needs of the settings. `RETINUE_LISTEN` wins: HOST:PORT, or `off`."""
+    """Return the API settings. `RETINUE_LISTEN` wins: HOST:PORT, or `off`."""
     host, port, enabled = settings.listen.host, settings.listen.port, settings.listen.enabled
     if listen := environment.get("RETINUE_LISTEN"):
         named, _, digits = listen.rpartition(":")
@@ -778,7 +778,7 @@ def door_from(settings: Settings, environment: Mapping[str, str]) -> Door:
 
 
 def _read_again(keeper: Keeper) -> None:
-    """What SIGHUP asks for. A file that cannot be used changes nothing."""
+    """Reload the settings on SIGHUP. An invalid file changes nothing."""
     try:
         changes = keeper.reload()
     except RetinueError as error:
@@ -795,7 +795,7 @@ def _read_again(keeper: Keeper) -> None:
 
 def _on_signal(stop: asyncio.Event) -> None:
     if stop.is_set():
-        os._exit(130)  # asked twice: what is running will be taken up at the next start
+        os._exit(130)  # a second signal: exit at once; work resumes at the next start
     stop.set()
 
 
@@ -816,7 +816,7 @@ async def _announce(settings: Settings, desk: Desk, path: Path, *, url: str) -> 
 
 
 async def _web_address(desk: Desk, url: str) -> str:
-    """Signs the owner in, once. Only a terminal is shown it: what goes elsewhere may be kept."""
+    """Return the web app's address. On a terminal it has a one-time sign-in code; other outputs may be stored."""
     if not sys.stdout.isatty():
         return f"{url}/"
     owner = Principal(address=address.person(OWNER.name), level=PermissionLevel.BOSS, trust=Trust.OWNER)
@@ -825,7 +825,7 @@ async def _web_address(desk: Desk, url: str) -> str:
 
 
 def _command() -> str:
-    """How to type our command here: by its name if it is on the path."""
+    """Return how to type our command here: by its name if it is on the path."""
     beside = Path(sys.executable).with_name("retinue")
     on_path = any(Path(folder, "retinue") == beside for folder in os.environ.get("PATH", "").split(os.pathsep))
     return "retinue" if on_path or not beside.exists() else os.path.relpath(beside)
@@ -836,21 +836,21 @@ def default_parts() -> Parts:
 
 
 def _keep_log(settings: Settings) -> None:
-    """In the home, and on stderr too unless that is a file where nobody would put it away."""
+    """Log to the data directory, and to stderr too unless that goes to a file that is never rotated."""
     in_background = os.environ.pop("RETINUE_BACKGROUND", "") and settings.logs.file
     set_up_logs(None if in_background else sys.stderr, home=settings.home, logs=settings.logs)
 
 
 def run(settings: Settings, parts: Parts, *, announce: bool = True, keep_log: bool = False) -> None:
-    """Serve on the fastest loop there is."""
+    """Run the server on the fastest event loop that is installed."""
     try:
         import uvloop
 
         factory = uvloop.new_event_loop
     except ImportError:
         factory = asyncio.new_event_loop
-    # What is loaded by now stays for good: the garbage collector need not look at it again and again. Nor need it look
-    # at the rest after every few hundred objects, as a long session that is read back makes thousands.
+    # Loaded modules stay for good, so exclude them from garbage collection. Collect less often too: reading back
+    # a long session creates thousands of objects.
     gc.freeze()
     gc.set_threshold(GC_OBJECTS)
     name_members_directly()
@@ -859,19 +859,20 @@ def run(settings: Settings, parts: Parts, *, announce: bool = True, keep_log: bo
 
 
 def name_members_directly() -> None:
-    """Have `Kind.MEMBER` cost what any attribute costs, as it does from Python 3.12 on.
+    """Make access to enum members as fast as any attribute, as it is from Python 3.12 on.
 
-    Python 3.11 keeps a `__getattr__` for classes of members from when they were not yet attributes. It finds nothing
-    any more, and that it is there makes every such access ten times as long: a turn with a tool makes some 500.
+    Python 3.11 still has a `__getattr__` on `EnumType` from when members were not attributes. It
+    finds nothing any more, but makes each access ten times slower. A turn with a tool call makes
+    about 500 of them.
     """
     if "__getattr__" in vars(EnumType):
         delattr(EnumType, "__getattr__")
-    # The same for `member.value`, which takes two calls of Python to look up one attribute: fifty times a turn.
+    # The same for `member.value`, which takes two Python calls per access, fifty times a turn.
     Enum.value = property(attrgetter("_value_"))  # type: ignore[assignment]
 
 
 def main() -> int:
-    """`python -m retinue.app.server`: what `retinue run` becomes."""
+    """`python -m retinue.app.server`, which `retinue run` starts."""
     set_up_logs(sys.stderr)
     try:
         parts = default_parts()

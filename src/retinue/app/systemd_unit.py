@@ -1,4 +1,4 @@
-"""The house as a service of the user's own systemd: the unit's text, and what to type to have it run.
+"""The systemd user unit of the server: its text, and the commands that install it.
 
 `python -m retinue.app.systemd_unit` prints both and changes nothing.
 """
@@ -22,15 +22,17 @@ STOP_S_BEYOND_DRAIN = 20.0
 
 
 class Installation(Struct, frozen=True, kw_only=True):
-    path: Path  # where the unit belongs
+    """A unit file, and the commands that install it."""
+
+    path: Path  # of the unit file
     text: str
-    commands: tuple[str, ...]  # to type, one after the other
+    commands: tuple[str, ...]  # to run in this order
 
 
 def installation(
     *, command: Sequence[str], printed_by: Sequence[str], home: Path, units: Path, drain_s: float
 ) -> Installation:
-    """What has to be written where, and what has to be typed, for this home to be served from now on."""
+    """Return the unit for this data directory, and the commands that install and start it."""
     path = units / f"{NAME}.service"
     return Installation(
         path=path,
@@ -40,14 +42,14 @@ def installation(
             f"{shlex.join(printed_by)} > {shlex.quote(str(path))}",
             "systemctl --user daemon-reload",
             f"systemctl --user enable --now {NAME}",
-            # Without it, the house would close when its owner logs out, and open only when they log in.
+            # Without it, the server would stop when its owner logs out, and start only when they log in.
             "loginctl enable-linger",
         ),
     )
 
 
 def unit(*, command: Sequence[str], home: str, drain_s: float, specifiers: bool = False) -> str:
-    """The unit's text. With `specifiers`, systemd's own `%h` and the like are meant as such."""
+    """Return the text of the unit. With `keep_specifiers`, `%h` and the like stay systemd specifiers."""
     quoted = partial(_quoted, specifiers=specifiers)
     started = " ".join(quoted(word).replace("$", "$$") for word in command)
     return f"""\
@@ -79,7 +81,7 @@ WantedBy=default.target
 
 
 def _quoted(word: str, *, specifiers: bool) -> str:
-    """As systemd reads it."""
+    """Quote a word as systemd expects it."""
     if any(ord(char) < 32 for char in word):
         raise Invalid(
             "this cannot be written into a unit",

@@ -1,5 +1,6 @@
-"""A rehearsal: the owner's own schedules and agents, in time that only seems to pass, on a copy of the store.
+"""A dry run: the owner's schedules and agents in simulated time, on a copy of the database.
 
-The engine, the clockwork and the store are those of the house. What thinks is an understudy: it takes as long as the
-last real runs did, costs what they would cost, and does nothing else. Nobody is asked and nobody hears of it.
+The engine, the scheduler and the store are the real ones. A stub replaces the models: it takes as
+long as the last real runs, costs as much, and has no effect. No person is asked and no message is
+sent.
 """

@@ -1,6 +1,6 @@
-"""`python -m retinue.dry_run ASKED` says in JSON what came of a rehearsal, or what went wrong.
+"""`python -m retinue.dry_run REQUEST` prints the report of a dry run, or an error, as JSON.
 
-`retinue rehearse` asks for it, and tells it to people.
+The command line calls it and formats the report for people.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from retinue.dry_run.dry_run import rehearse
 from retinue.dry_run.parameters import Plan, read
 
 FAILED, USAGE = 1, 2
-TOLD_TIMES = 10  # how often progress is told where nobody sees it move
+TOLD_TIMES = 10  # progress lines, if stderr is not a terminal
 
 
 class Progress:
-    """Tells on the side how far it has come: a line that moves on a terminal, a few lines elsewhere."""
+    """Prints the progress on stderr: one updated line on a terminal, a few lines otherwise."""
 
     def __init__(self, wanted: Plan) -> None:
         self._plan = wanted
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m retinue.dry_run ASKED\n")
         return USAGE
-    logging.getLogger("retinue").setLevel(logging.CRITICAL)  # how each run ended is in the report
+    logging.getLogger("retinue").setLevel(logging.CRITICAL)  # the report has the result of each run
     leaving = Leaving()
     with leaving.at(signal.SIGINT, signal.SIGTERM):
         return _rehearsed(arguments[0], leaving)
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
 def _rehearsed(words: str, leaving: Leaving) -> int:
     try:
         asked = read(words.encode())
-        found = examine(os.environ)  # what is wrong with the settings keeps nobody from rehearsing, but they are told
+        found = examine(os.environ)  # invalid settings do not prevent a dry run; the report notes them
         report = rehearse(
             asked,
             found.configuration.settings,

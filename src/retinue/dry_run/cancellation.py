@@ -1,7 +1,7 @@
-"""How a rehearsal is broken off: at a good moment, and with nothing left behind.
+"""Cancels a dry run at a safe point, without leaving anything behind.
 
-A signal that raises where it is caught may end a task that nobody asks after, or be lost in a clean-up of the
-interpreter. So it is written down, and heeded between two steps.
+A signal handler that raises could end a task that no code awaits, or be lost in a destructor. So
+the handler only records the signal, which is checked between two steps.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-LOOK_S = 0.05  # how soon work that waits for something outside is broken off
+LOOK_S = 0.05  # how often a wait for something outside checks for a signal
 
 
-class Left(Exception):  # nobody's error
-    """Someone wants us to end. `status` is what the process ends with."""
+class Left(Exception):  # not an error
+    """The dry run was cancelled by a signal. `exit_code` is that of the process."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -27,16 +27,16 @@ class Left(Exception):  # nobody's error
 
 
 class Leaving:
-    """Whether someone wants us to end."""
+    """Records the first signal that asks the process to end."""
 
     def __init__(self) -> None:
         self.number = 0
 
     @contextmanager
     def at(self, *numbers: signal.Signals) -> Generator[None]:
-        """Have these signals written down, instead of what they would do."""
+        """Record these signals instead of their default action."""
         if threading.current_thread() is not threading.main_thread():
-            yield  # signals come to the main thread alone
+            yield  # only the main thread gets signals
             return
         before = {number: signal.signal(number, self._note) for number in numbers}
         try:
@@ -50,7 +50,7 @@ class Leaving:
             raise Left(self.number)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """As `asyncio.run`, broken off when someone wants us to end."""
+        """Like `asyncio.run`, but cancelled by a recorded signal."""
         return asyncio.run(self._watched(work))
 
     async def _watched(self, work: Coroutine[Any, Any, T]) -> T:

@@ -1,4 +1,4 @@
-"""The house as it is rehearsed: its own engine over a copy of its store, in time that passes when everyone waits."""
+"""Runs the real engine on a copy of the store, in simulated time that advances when every task waits."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ from retinue.store.schedules.schedules import Kept
 from retinue.testing.virtual_time import VirtualClock, simulate
 
 RUNS_MAX = 100_000
-SLOTS_MAX = 500_000  # that ended, one way or another
-STEPS_MAX = 1_000_000_000  # of the loop: the two bounds above are met long before
-LOOKED_AT_EVERY_S = 3_600  # of the rehearsed time: the bounds, and who watches
-A_MOMENT = timedelta(milliseconds=1)  # what comes at the very end is no part of it
-CLEARED_ROUNDS_MAX = 5  # whoever hears that something was stopped may have something to do about it
+SLOTS_MAX = 500_000  # finished occurrences, whatever their result
+STEPS_MAX = 1_000_000_000  # event loop steps; the two limits above are reached long before
+LOOKED_AT_EVERY_S = 3_600  # simulated time between checks of the limits and progress reports
+A_MOMENT = timedelta(milliseconds=1)  # an occurrence at the very end is excluded
+CLEARED_ROUNDS_MAX = 5  # cancelling a run may start others
 KEPT_SLOTS = "rehearsed_slots"
 
 GATE_OUTPUT = "(what its gate would say)"
 LEFT_OUT = "a rehearsal begins with nothing under way"
 
-# The house keeps so many slots of a schedule and forgets the others. On our copy, all that end are written down.
+# The store keeps a limited number of occurrences per schedule. On the copy, triggers record all that end.
 _COLUMNS = "schedule, seq, made_by, slot_ms, until_ms, number, state, because, envelope, begun_ms, ended_ms"
 _NEW = ", ".join(f"NEW.{name}" for name in _COLUMNS.split(", "))
 _WATCHING = (
@@ -87,7 +87,7 @@ def nobody_watches(now: datetime, runs: int) -> None:
 
 
 class Scene(Struct, frozen=True, kw_only=True):
-    """What was there before the rehearsal began."""
+    """The schedules, agents and estimates before the dry run starts."""
 
     schedules: Sequence[Kept]
     staff: Sequence[Agent]
@@ -95,25 +95,25 @@ class Scene(Struct, frozen=True, kw_only=True):
 
 
 class Played(Struct, frozen=True, kw_only=True):
-    """How it went, beside what is in the copy."""
+    """The result of a dry run that is not in the copy."""
 
     until: datetime
-    stopped: str  # why it ended before its time, if it did
-    left_out: frozenset[str]  # runs that were under way
+    stopped: str  # why it ended early, or empty
+    left_out: frozenset[str]  # runs that were in progress
     understudy: Understudy
     minds: Minds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtHome(Defaults):
-    """Nobody works in the owner's folders: each has its home, in the copy."""
+    """Uses the agent directory in the copy as every workspace, so that no agent works in the owner's folders."""
 
     def workspace_of(self, agent: Agent, home: Path) -> Path:
         return home
 
 
 class Nowhere(Struct, frozen=True):
-    """Every outside place there is: it takes what it is given, and nobody reads it."""
+    """A connector that accepts every delivery and sends nothing."""
 
     instance: str
     repeats_safely: bool = True
@@ -126,7 +126,7 @@ class Nowhere(Struct, frozen=True):
 
 
 class Everywhere(Mapping[str, Connector]):
-    """Whatever a connector is called, it is one to nowhere."""
+    """Returns a `NullConnector` for every name."""
 
     def __getitem__(self, instance: str) -> Connector:
         return Nowhere(instance)
@@ -139,7 +139,7 @@ class Everywhere(Mapping[str, Connector]):
 
 
 class CountedIds:
-    """Ids in a fixed order: the same rehearsal has the same ones. `seed` keeps them apart from those in the store."""
+    """Deterministic ids: the same dry run has the same ones. `seed` keeps them apart from those in the store."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(f"ids {seed}")
@@ -149,12 +149,12 @@ class CountedIds:
 
 
 async def assumed_open(schedule: Schedule, agent: Agent, session: SessionId) -> GateSaid:
-    """No gate is asked."""
+    """Return an open gate without running its command."""
     return GateSaid(open=True, output=GATE_OUTPUT, trust=Trust.PRIVATE)
 
 
 def open_copy(path: Path) -> InlineStore:
-    """Nobody minds if the copy is lost with the light: it need not wait for the disk."""
+    """Open the copied store. The copy is disposable, so skip fsync."""
     store = open_inline(path, yields=False)
     raw: Any = store.connection.connection.dbapi_connection
     raw.execute("PRAGMA synchronous = OFF")
@@ -163,6 +163,7 @@ def open_copy(path: Path) -> InlineStore:
 
 
 def look(store: InlineStore, plan: Plan) -> Scene:
+    """Read the schedules, agents and estimates from the copy."""
     conn = store.connection
     kept = schedules.everyone(conn, limit=SCHEDULES_MAX)
     staff = agents.everyone(conn)
@@ -187,7 +188,7 @@ def play(
     tell: Tell = nobody_watches,
     after_step: Callable[[], None] | None = None,
 ) -> Played:
-    """Rehearse. On return, what came of it is in the copy."""
+    """Simulate. On return, the copy has the resulting runs and occurrences."""
     main = partial(
         _play,
         plan,
@@ -267,7 +268,10 @@ def _at_home(defaults: Defaults) -> Defaults:
 
 
 async def _clear(store: Store, engine: EmbeddedEngine, clock: Clock) -> frozenset[str]:
-    """End what is under way and what waits for its turn. What was sent for a later time comes at that time."""
+    """Cancel the runs in progress and the envelopes that are due. Returns the ids of the cancelled runs.
+
+    Envelopes with a later due time are kept and processed at that time.
+    """
     left_out: set[str] = set()
     for _ in range(CLEARED_ROUNDS_MAX):
         found = await store.read(partial(_sessions_at_work, now_ms=to_ms(clock.now())))
@@ -284,7 +288,7 @@ def _sessions_at_work(conn: sa.Connection, *, now_ms: int) -> list[str]:
 
 
 def _begin_anew(conn: sa.Connection, *, now_ms: int) -> None:
-    """From a later moment on: what comes before that is not missed, it is not rehearsed."""
+    """Restart the enabled schedules at a later start: earlier occurrences are not missed, but not simulated."""
     page = Page(conn, now_ms)
     for kept in schedules.everyone(conn, limit=SCHEDULES_MAX):
         waiting = schedules.open_slot(conn, kept.id)
@@ -305,7 +309,7 @@ async def _until(
     understudy: Understudy,
     tell: Tell,
 ) -> str:
-    """Let the time pass. Gives why it ended before, if it did."""
+    """Let the time pass. Returns why it ended early, or an empty string."""
     newest = sa.text(f"SELECT COALESCE(MAX(id), 0) FROM {KEPT_SLOTS}")
     while (left := until - clock.now()) > timedelta():
         try:

@@ -1,4 +1,4 @@
-"""A copy of the house to rehearse on, in a folder of its own. The house itself may be open, and is only read."""
+"""Copies an instance for a dry run. The instance is only read, and its server may be running."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from retinue.store.maintenance.backup import STORE, copy_store
 from retinue.store.open_store import prepare_sqlite, stored_revision
 
 PREFIX = "retinue-rehearsal-"
-ROOM = 1.5  # how much more than the store a copy takes, with what is rehearsed on it
+ROOM = 1.5  # factor: size of the copy and the simulated data, relative to the store
 ROWS_AT_ONCE = 1_000
-MADE_OF_OTHERS = frozenset({"chapters"})  # tables that the house makes anew where they are empty
+MADE_OF_OTHERS = frozenset({"chapters"})  # derived tables, which the server fills if they are empty
 
 
 @contextmanager
 def folder_for(keep: str) -> Generator[Path]:
-    """Where the copy lies: a folder that is removed in the end, or the one that was named, which is kept."""
+    """Return the folder for the copy: a temporary one, or the given one, which is kept."""
     if not keep:
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
             yield Path(folder)
@@ -56,9 +56,10 @@ def folder_for(keep: str) -> Generator[Path]:
 
 
 def copy(settings: Settings, folder: Path) -> bool:
-    """Copy the store, as it is at one moment. Says whether the house is open.
+    """Copy the store as of one moment. Returns whether a server is running.
 
-    Of a house that is closed, the files of its schedules are copied too: they may have been changed since.
+    If no server is running, the schedule files are copied too: they may have changed since it
+    stopped.
     """
     if isinstance(settings.store, str):
         _copy_postgres(settings.store, folder / STORE)
@@ -89,7 +90,7 @@ def _room_for(store: Path, folder: Path) -> None:
 
 
 def _copy_files(source: Path, target: Path) -> None:
-    """Plain files, and nothing that a link points to."""
+    """Copy plain files; links are not followed."""
     target.mkdir(mode=0o700)
     for path in source.glob("*.md"):
         if path.is_file() and not path.is_symlink():
@@ -97,7 +98,7 @@ def _copy_files(source: Path, target: Path) -> None:
 
 
 def _copy_postgres(url: str, target: Path) -> None:
-    """Row by row into a file, from one picture of the database: what is rehearsed does not touch it again."""
+    """Copy a PostgreSQL database to an SQLite file row by row, from one snapshot. It is only read."""
     prepare_sqlite(target)
     try:
         source = sa.create_engine(_driver(url))

@@ -1,4 +1,4 @@
-"""A rehearsal from beginning to end: copy, look, play, tell."""
+"""A dry run from start to end: copy the instance, read it, simulate, report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rehearse(
     notes: Sequence[str] = (),
     leaving: Leaving | None = None,
 ) -> Report:
-    """Copy the house, play its schedules on the copy, and tell what came of it. The house itself is only read."""
+    """Copy the instance, simulate its schedules on the copy, and return the report. The instance is only read."""
     began = time.monotonic()
     leaving = leaving or Leaving()
     wanted = plan(asked, now=now, zone=settings.zone)
@@ -82,7 +82,10 @@ def rehearse(
 
 
 async def _open(store: InlineStore, clock: Clock, ids: Ids, settings: Settings, folder: Path) -> list[str]:
-    """What a house does that opens: it reads what was written into its settings and its files since it was closed."""
+    """Do what a server does when it starts: read the schedule files and the heartbeat settings.
+
+    Returns the problems in the files.
+    """
     files = ScheduleFiles(store, clock, ids, folder, settings.zone)
     await files.look()
     await fit(store, clock, settings)

@@ -1,4 +1,7 @@
-"""What a run will take, by what the last ones took: the schedule's own, else its agent's, else an assumption."""
+"""Estimates the duration and tokens of a run from the last runs of its schedule, or else of its agent.
+
+If there are none, a fixed assumption is used.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,18 @@ from retinue.domain.address import Address, AddressKind
 from retinue.domain.record import Usage
 from retinue.store.core import tables as t
 
-LOOKED_AT_MAX = 20  # of the last runs
+LOOKED_AT_MAX = 20  # last runs per estimate
 ASSUMED_S = 30.0
 ASSUMED_INPUT_TOKENS = 8_000
 ASSUMED_OUTPUT_TOKENS = 500
 
 
 class Estimate(Struct, frozen=True, kw_only=True):
+    """The expected duration and tokens of a run."""
+
     seconds: float
     usage: Usage
-    basis: str  # in words
+    basis: str  # explanation for the report
 
 
 ASSUMED = Estimate(
@@ -57,12 +62,15 @@ _of_agent = (
 
 
 class Estimates:
-    """Read once, before anything is rehearsed: what the rehearsal itself leaves behind is no experience."""
+    """Reads its data once, before the simulation, so that simulated runs do not count."""
 
     def __init__(
         self, conn: sa.Connection, schedules: Sequence[tuple[str, str]], agents: Sequence[str], *, run_s: float | None
     ) -> None:
-        """`schedules` are ids, each with its agent, if it has one. `run_s`: how long each run takes, if not as ever."""
+        """`schedules` are ids, each with the name of its agent, if it has one.
+
+        `run_s`: use this duration for every run.
+        """
         self._run_s = run_s
         self._agents = {agent: self._of(conn.execute(_of_agent, {"agent": agent}).all(), agent) for agent in agents}
         self._schedules = {

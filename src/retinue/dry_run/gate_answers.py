@@ -1,7 +1,8 @@
-"""Gates in a rehearsal: asked once each before it begins, in a sandbox, over a copy of their agent's home.
+"""Gates in a dry run: each is run once before the simulation, in a sandbox, on a copy of the agent directory.
 
-No time passes between two slots of a rehearsal, so a gate would say the same each time. One that reaches for more
-than its agent's home, to write there or over a network, is not run: that would be an effect. It is taken as open.
+No real time passes between two simulated occurrences, so a gate would return the same each time. A
+gate that may write outside the agent directory or use the network is not run, because that would
+have effects. It is assumed to be open.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ASSUMED = "assumed open"
 
 
 class NoWalls:
-    """Where a command would run bare. Here, none does."""
+    """Replaces the host, where commands run without a sandbox. It refuses every command."""
 
     name = "none"
 
@@ -53,7 +54,7 @@ class NoWalls:
 
 
 class GatesAsked:
-    """What each gate said, for every slot of its schedule; and for the report, how it was taken."""
+    """The result of each gate for every occurrence of its schedule, and its description for the report."""
 
     def __init__(self) -> None:
         self.taken: dict[str, str] = {}
@@ -64,7 +65,7 @@ class GatesAsked:
         return said if said is not None else await assumed_open(schedule, agent, session)
 
     def said(self, schedule: Schedule, said: GateSaid) -> None:
-        # Its own words are nobody's to read here; that there were some may decide whether there is anything to do.
+        # The output is private and not shown. Whether there is any may decide whether the occurrence runs.
         output = GATE_OUTPUT if said.output else ""
         self._said[schedule.id] = GateSaid(open=said.open, because=said.because, output=output, trust=Trust.PRIVATE)
         self.taken[schedule.id] = "asked once: open" if said.open else f"asked once: closed ({said.because})"
@@ -80,7 +81,7 @@ async def ask(
     folder: Path,
     environment: Mapping[str, str],
 ) -> GatesAsked:
-    """Ask each gate that can be asked without an effect. `folder` is where the copy lies."""
+    """Run each gate that has no effects. `folder` is where the copy is."""
     asked = GatesAsked()
     walls = Bubblewrap(
         folder=folder / "sandbox",
@@ -131,7 +132,7 @@ def _copy_home(home: Path, folder: Path, agent: str) -> str:
 
 
 async def _session(store: Store, schedule: Schedule, agent: Agent) -> SessionId:
-    """Its own conversation, where it has one: what was granted there holds."""
+    """Return the schedule's session if it has one, because grants made there apply."""
     origin = Origin(OriginKind.SCHEDULE, f"schedule:{schedule.id}")
     found = await store.read(lambda conn: sessions.by_origin(conn, agent.name, origin))
     return found.id if found is not None else SessionId(derived(schedule.id, "rehearsal"))

@@ -1,6 +1,7 @@
-"""Heartbeats in a rehearsal: each checklist is read once, where it lies, before the rehearsal begins.
+"""Heartbeats in a dry run: each checklist is read once, in its original place, before the simulation.
 
-Nobody writes on it meanwhile, so it would say the same at every beat. The gates of its tasks are taken as open.
+It does not change during a dry run, so every heartbeat would read the same. The gates of its tasks
+are assumed to be open.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ NOT_READ = GateSaid(open=False, because="there is nothing here that could read i
 
 
 class OnlyLooking(Heartbeats):
-    """Brings the heartbeats of a house that opens in line, and makes nothing in the homes of its agents."""
+    """Syncs heartbeats like a server that starts, without creating anything in the agent directories."""
 
     def _watch(self, agent: str | None) -> None:
         return
 
 
 async def fit(store: Store, clock: Clock, settings: Settings) -> None:
-    """As a house does that opens: who has a heartbeat is read from the settings and the files of today."""
+    """Sync the heartbeats with the current settings and files, as a server does when it starts."""
     wishes = Wishes(house=settings.defaults.heartbeat, default_agent=settings.default_agent, zone=settings.zone)
     beats = OnlyLooking(
         store,
@@ -53,7 +54,7 @@ async def fit(store: Store, clock: Clock, settings: Settings) -> None:
 
 
 async def read_all(scene: Scene, store: Store, clock: Clock, settings: Settings) -> dict[str, GateSaid]:
-    """What each heartbeat finds on its checklist."""
+    """Return the checklist result of each heartbeat."""
     lists = Checklists(**_needs(store, clock, settings))
     staff = {agent.name: agent for agent in scene.staff}
     found: dict[str, GateSaid] = {}
@@ -67,7 +68,7 @@ async def read_all(scene: Scene, store: Store, clock: Clock, settings: Settings)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBefore(Checklists):
-    """Waits for a busy conversation as ever, and then says what was found."""
+    """Waits for a busy session like the real one, and then returns the recorded result."""
 
     said: Mapping[str, GateSaid]
 
@@ -84,7 +85,9 @@ def read_before(said: Mapping[str, GateSaid], settings: Settings, store: Store, 
 
 
 def _needs(store: Store, clock: Clock, settings: Settings) -> dict[str, Any]:
-    """Of a checklist: where it lies, how far it can be believed, and whether its conversation has something to do."""
+    """Return the arguments of a checklist reader: where checklists are, their trust, and whether a
+    session is busy.
+    """
     home = Path(os.path.realpath(settings.home))
     withheld = Withheld(house=home, person=Path(os.path.realpath(Path.home())))
     ground = Ground(store=store, clock=clock, files=Files(home / "files"), withheld=withheld)

@@ -1,4 +1,4 @@
-"""What is to be rehearsed, as it was asked for."""
+"""The parameters of a dry run: parsing and validation."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ SEED_MAX = 2**32 - 1
 
 
 class Asked(Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """As the command line hands it over."""
+    """The request, as the command line passes it."""
 
     days: int = DAYS
     begin: str = ""  # empty: now
-    run_takes: str = ""  # empty: as long as the last ones took
+    run_takes: str = ""  # empty: estimated from the last runs
     seed: Annotated[int, Meta(ge=0, le=SEED_MAX)] = 0
     gates: bool = False
     keep: str = ""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
+    """The validated parameters."""
+
     begin: datetime
     until: datetime
     begins_now: bool
@@ -73,7 +75,7 @@ def plan(asked: Asked, *, now: datetime, zone: ZoneInfo) -> Plan:
             try_this="retinue rehearse --run-takes 90s",
             code="rehearse.run-takes",
         )
-    # By the calendar: thirty days end at the same time of day, also where the clocks are changed meanwhile.
+    # Calendar days: thirty days end at the same time of day, even across a daylight saving change.
     until = (begin.astimezone(zone) + timedelta(days=asked.days)).astimezone(begin.tzinfo)
     return Plan(
         begin=begin,

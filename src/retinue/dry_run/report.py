@@ -1,4 +1,4 @@
-"""What came of a rehearsal, read off the copy: every run and every skip, and the sums of them."""
+"""Builds the report of a dry run from the copy: every run and skip, and the totals."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from retinue.store.schedules.schedules import Kept
 
 BUSIEST_MAX = 5
 LATE_S = 60
-Row = Any  # of the copy
-MAIL = "(mail)"  # instead of a schedule: what someone had sent for a later time
+Row = Any  # a row of the copy
+MAIL = "(mail)"  # shown in place of a schedule: an envelope sent with a later due time
 NOTES_MAX = 20
 
 
 class Adding:
-    """Sums on their way."""
+    """Accumulates totals."""
 
     def __init__(self) -> None:
         self._numbers: Counter[str] = Counter()
@@ -102,7 +102,7 @@ _spending = sa.select(t.spending.c.day, t.spending.c.agent, t.spending.c.settled
 
 
 def gates_before(conn: sa.Connection, scene: Scene) -> dict[str, tuple[int, int]]:
-    """How often each gate was open and closed, before anything was rehearsed."""
+    """Return how often each gate was open and closed before the dry run."""
     found: dict[str, tuple[int, int]] = {}
     for kept in scene.schedules:
         if kept.schedule.gate is not None:
@@ -123,6 +123,7 @@ def report(
     notes: Sequence[str],
     took_s: float,
 ) -> Report:
+    """Build the report."""
     zone = settings.zone
     names: dict[str, str] = {each.id: _name_of(each.schedule) for each in scene.schedules}
     runs = _runs_told(conn, plan, played, names, zone)
@@ -182,7 +183,7 @@ def _name_of(schedule: Schedule) -> str:
 
 
 def _agent_of(schedule: Schedule) -> str:
-    """Nobody, where it is for a person or a channel."""
+    """Return the agent of a schedule; an empty string if it is for a person or a channel."""
     return schedule.to.name if schedule.to.kind is AddressKind.AGENT else ""
 
 
@@ -192,7 +193,7 @@ def _agent_of(schedule: Schedule) -> str:
 def _runs_told(
     conn: sa.Connection, plan: Plan, played: Played, names: Mapping[str, str], zone: ZoneInfo
 ) -> list[RunTold]:
-    """Each run, in the order in which they began, and what no agent works on: a word to a person, or into a channel."""
+    """Return all runs by start time, and the occurrences without a run, which go to a person or a channel."""
     since = {"since": to_ms(plan.begin)}
     slots: dict[str, Row] = {row.envelope: row for row in conn.execute(_slots) if row.state != SlotState.SKIPPED}
     slots |= {row.envelope: row for row in conn.execute(_working)}
@@ -229,12 +230,12 @@ _STATES = {"completed": SlotState.RAN, "failed": SlotState.FAILED, "cancelled": 
 
 def _cost_of(paid: Row | None) -> int | None:
     if paid is None:
-        return 0  # refused before it was asked, or a model that is free
+        return 0  # refused before the model call, or a free model
     return None if paid.unknown else paid.settled_microusd
 
 
 def _word_told(slot: Row, names: Mapping[str, str], zone: ZoneInfo) -> RunTold:
-    """A slot without a run: what it sends goes to a person, or into a channel."""
+    """Return an occurrence without a run: its envelope goes to a person or a channel."""
     state = getattr(slot, "state", SlotState.WORKING)
     ended = getattr(slot, "ended_ms", None)
     return RunTold(
@@ -282,7 +283,7 @@ def kind_of(because: str) -> SkipKind:
     return next((kind for start, kind in _KINDS.items() if because.startswith(start)), SkipKind.OTHER)
 
 
-# --- sums ---
+# --- totals ---
 
 
 def _schedule_told(
@@ -308,7 +309,7 @@ def _schedule_told(
 
 
 def _model_of(kept: Kept, scene: Scene, played: Played) -> str:
-    """Whom its agent would ask first; in a conversation for which somebody chose another, its runs say so."""
+    """Return the first model of the agent. A session may use another one, which its runs show."""
     agent = next((each for each in scene.staff if each.name == kept.schedule.to.name), None)
     if agent is None:
         return ""
@@ -388,13 +389,13 @@ def _budgets(
 
 
 def _was_by(run: RunTold, what: str, whose: str) -> bool:
-    """Whether it was this cap that refused a run: its words say whose, and for how long."""
+    """Whether this budget refused a run, according to the text of the error."""
     named = f"agent '{whose}'" if whose else "the house"
     period = "today" if what.endswith("day") else "this month"
     return f"{named} for {period} " in run.because
 
 
-# --- when much is to be done ---
+# --- load ---
 
 
 def _held_up(runs: Sequence[RunTold]) -> HeldUp:
@@ -407,11 +408,11 @@ def _held_up(runs: Sequence[RunTold]) -> HeldUp:
 
 
 def _busiest(runs: Sequence[RunTold]) -> list[MinuteTold]:
-    """The minutes in which the most runs were at work, the busiest first; of a stretch of such minutes, its first."""
+    """Return the minutes with the most runs in progress, busiest first; of a stretch of minutes, the first."""
     changes: Counter[datetime] = Counter()
     for run in runs:
         began, ended = _moment(run.began), _moment(run.ended or run.began)
-        until = max(began, ended - timedelta(seconds=1))  # one that ends with a minute is not at work in the next
+        until = max(began, ended - timedelta(seconds=1))  # a run that ends on the minute does not count in the next
         changes[began.replace(second=0)] += 1
         changes[until.replace(second=0) + timedelta(minutes=1)] -= 1
     at_work, found = 0, list[tuple[datetime, int]]()

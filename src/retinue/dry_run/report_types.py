@@ -1,5 +1,8 @@
-"""What is told of a rehearsal. Times are in the owner's zone; money is in millionths of a dollar, and none where the
-price is not known."""
+"""The report of a dry run.
+
+Times are in the owner's time zone. Costs are in millionths of a dollar, and None if the price is
+unknown.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ class SkipKind(StrEnum):
     MISSED = "missed"
     OVERLAP = "overlap"
     GATE = "gate"
-    HOURS = "hours"  # in which a heartbeat rests
-    EMPTY = "empty"  # its checklist
-    BUSY = "busy"  # its conversation
+    HOURS = "hours"  # outside the active hours of a heartbeat
+    EMPTY = "empty"  # its checklist is empty
+    BUSY = "busy"  # its session is busy
     OTHER = "other"
 
 
 class RunTold(Struct, frozen=True, kw_only=True, rename="kebab"):
-    """`at` is when its slot was, `began` when somebody was free for it."""
+    """One run. `at` is the time of its occurrence, `began` the time when a slot was free for it."""
 
     at: str
     began: str
@@ -36,7 +39,7 @@ class RunTold(Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class SkipTold(Struct, frozen=True, kw_only=True, rename="kebab"):
-    """`times` is none where there were too many to count."""
+    """Skipped occurrences. `times` is None if there were too many to count."""
 
     at: str
     until: str | None
@@ -47,7 +50,7 @@ class SkipTold(Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class GateTold(Struct, frozen=True, kw_only=True, rename="kebab"):
-    """How its gate was taken here, and how often it was open and closed in what is kept of its history."""
+    """How the gate was treated here, and how often it was open and closed in the stored history."""
 
     taken: str
     was_open: int
@@ -55,16 +58,20 @@ class GateTold(Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class Sums(Struct, frozen=True, kw_only=True, rename="kebab"):
+    """Totals of runs, skips, tokens and cost."""
+
     runs: int = 0
     failed: int = 0
     skipped: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
     cost_microusd: int = 0
-    unpriced: int = 0  # runs whose price is not known
+    unpriced: int = 0  # runs with an unknown price
 
 
 class ScheduleTold(Struct, frozen=True, kw_only=True, rename="kebab"):
+    """One schedule, with its totals."""
+
     id: str
     name: str
     to: str
@@ -76,16 +83,18 @@ class ScheduleTold(Struct, frozen=True, kw_only=True, rename="kebab"):
     model: str
     estimated: str
     gate: GateTold | None
-    next: str | None  # after what was rehearsed
+    next: str | None  # the next occurrence after the simulated time
 
 
 class SumsOf(Struct, frozen=True, kw_only=True, rename="kebab"):
+    """The totals of one agent or day."""
+
     name: str
     sums: Sums
 
 
 class BudgetTold(Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The most that was spent of a cap, what had been spent before with it, and when it first refused a run."""
+    """The highest spending under a budget, earlier spending included, and when it first refused a run."""
 
     what: str
     whose: str
@@ -97,7 +106,7 @@ class BudgetTold(Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class HeldUp(Struct, frozen=True, kw_only=True, rename="kebab"):
-    """Runs that began over a minute late, because their agent or all seats of the house were taken, and the latest."""
+    """Runs that started over a minute late because their agent or all slots were busy, and the latest of them."""
 
     runs: int = 0
     longest_s: int = 0
@@ -106,16 +115,22 @@ class HeldUp(Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class MinuteTold(Struct, frozen=True, kw_only=True, rename="kebab"):
+    """A minute, and the number of runs in progress."""
+
     at: str
     runs: int
 
 
 class Never(Struct, frozen=True, kw_only=True, rename="kebab"):
+    """A schedule without any occurrence, and why."""
+
     schedule: str
     because: str
 
 
 class Report(Struct, frozen=True, kw_only=True, rename="kebab"):
+    """The whole report."""
+
     house: str
     begin: str
     until: str

@@ -1,4 +1,4 @@
-"""Who takes an agent's turns in a rehearsal: as long as the last times, at their price, and with no effect at all."""
+"""The runner of a dry run: takes as long and costs as much as the last real runs, and has no effects."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from retinue.dry_run.estimates import Estimates
 from retinue.models.model_selection import Catalog
 from retinue.runners.base import Assignment, Finished
 
-SAYS = "NO_REPLY"  # kept, and sent to nobody
-CONTEXT_RECORDS_MAX = 40  # nobody reads them: a conversation that goes on for a month is not to grow for it
+SAYS = "NO_REPLY"  # stored, and not sent
+CONTEXT_RECORDS_MAX = 40  # keeps a session of a long dry run from growing: nothing reads its records
 
 
 class Minds(Protocol):
+    """The parts of the model router that the stub needs."""
+
     @property
     def catalog(self) -> Catalog: ...
     def caps(self, agent: Agent) -> Caps: ...
 
 
 class Understudy:
-    """`full` is set once there were as many runs as there may be."""
+    """Replaces every runner. `is_full` is set once the limit on runs is reached."""
 
     def __init__(self, clock: Clock, minds: Minds, estimates: Estimates, *, runs_max: int, has_guests: bool) -> None:
         self._clock = clock
@@ -52,21 +54,21 @@ class Understudy:
             await self._clock.sleep(estimate.seconds)
             return Reply(text=SAYS, model=str(facts.ref), usage=usage, provider=facts.ref.provider)
 
-        # One call for the whole run, at what all of its calls come to: then a cap refuses the run that would pass it.
+        # One model call with the cost of the whole run: then a budget refuses a run that would exceed it.
         price = None if facts.price is None else Price(call=facts.price.cost_microusd(usage))
         terms = CallTerms(ref=facts.ref, price=price, caps=caps)
         await journal.reply(turn, reply, terms=terms)
         return Finished(text=SAYS, reset=len(journal.records) > CONTEXT_RECORDS_MAX)
 
     def thinks_with(self, agent: Agent, mind: Mind, override: str | None, caps: Caps) -> ModelFacts:
-        """The first of its models that could be asked: where a cap is to be kept, one whose price is known."""
+        """Return the first usable model; if a budget applies, the first with a known price."""
         catalog = self._minds.catalog
         try:
             chain = catalog.chain(agent=agent, mind=mind, override=override)
         except NotFound:
             if not self._has_guests:
                 raise
-            # One that a plug-in brings: nobody here knows what it costs.
+            # The model may come from a plugin, which is not loaded here, so its price is unknown.
             return ModelFacts(ref=ModelRef("", override or mind.model or agent.model or "unknown"))
         for ref in chain:
             facts = catalog.facts(ref)

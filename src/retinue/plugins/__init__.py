@@ -1,6 +1,8 @@
-"""Who else is here: packages that bring tools, operations, connectors, models, runners, prompt sections and policies.
+"""The plugin API: packages that add tools, operations, connectors, models, runners, prompt sections
+and policies.
 
-What someone who writes one needs is here; `registry`, `loading` and `guests` are the house's side of it.
+Everything that a plugin author needs is exported here. `registry`, `discovery` and `lifecycle` are
+the server's side.
 """
 
 from __future__ import annotations

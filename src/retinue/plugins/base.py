@@ -1,4 +1,4 @@
-"""What a plug-in is, and what it is handed. An entry point of the group `retinue.plugins` names a `Plugin`."""
+"""What a plugin defines, and what it gets. An entry point of the group `retinue.plugins` names a `Plugin`."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from retinue.domain.ports import Clock
 from retinue.domain.session import OriginKind
 
 GROUP = "retinue.plugins"
-BACKGROUND_MAX = 16  # pieces of work that one instance may have going
+BACKGROUND_MAX = 16  # background tasks per instance
 
 PREFIX = "plugin:"
 
 
 class PluginFailed(RetinueError):
-    """A plug-in is not loaded. The house goes on without it."""
+    """A plugin could not be loaded. The server continues without it."""
 
     code = "plugin.failed"
 
 
 class NoSettings(msgspec.Struct, forbid_unknown_fields=True):
-    """A plug-in that can be told nothing."""
+    """The settings of a plugin that has none."""
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """What a plug-in says of itself.
+    """What a plugin declares about itself.
 
-    `settings` is a msgspec Struct or a dataclass: what stands in the settings file is converted to it, strictly, before
-    the plug-in sees it. An `exclusive` one is loaded alone: all others are off while it is enabled.
+    `settings` is a msgspec Struct or a dataclass: the table in the settings file is converted to
+    it, strictly, before the plugin gets it. An `exclusive` plugin is loaded alone: all others are
+    off while it is enabled.
     """
 
     id: str
@@ -46,7 +47,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 class Scene(Struct, frozen=True, kw_only=True):
-    """What a prompt section may know of the run it is for."""
+    """The run that a prompt section is rendered for."""
 
     agent: Agent
     session: str
@@ -55,9 +56,10 @@ class Scene(Struct, frozen=True, kw_only=True):
 
 
 class Section(Struct, frozen=True, kw_only=True):
-    """Some words for the instructions of every run. In minimal mode it is left out, unless it says otherwise.
+    """A text for the system prompt of every run.
 
-    `text` is asked when a run begins, in a thread of its own, and may give an empty text.
+    It is left out in the minimal mode unless `in_minimal_mode` is set. `render` is called in a
+    thread when a run starts, and may return an empty text.
     """
 
     name: str
@@ -66,7 +68,7 @@ class Section(Struct, frozen=True, kw_only=True):
 
 
 class Register(Protocol):
-    """Where a plug-in puts what it brings, while it is loaded. A name that is taken is refused."""
+    """Where a plugin registers its parts while it is loaded. A name that is taken is refused."""
 
     def tool(self, tool: Any) -> None: ...
     def operation(self, operation: Any) -> None: ...
@@ -81,7 +83,7 @@ class Register(Protocol):
 
 
 class Host(Struct, frozen=True, kw_only=True):
-    """What the house hands to one instance of a plug-in. `folder` is its own, and outlives it."""
+    """What one instance of a plugin gets from the server. `folder` is its data folder, which is kept on unload."""
 
     plugin: str
     instance: str
@@ -93,11 +95,11 @@ class Host(Struct, frozen=True, kw_only=True):
     farewells: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
     def named(self, name: str) -> str:
-        """A name of this instance's own: as it is for the first, after the instance's for others."""
+        """Return a name that is unique to this instance: prefixed unless the instance has the plugin's name."""
         return name if self.instance == self.plugin else f"{self.instance.replace('-', '_')}_{name}"
 
     def background(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Have this going while the instance is loaded; it is cancelled when it is unloaded."""
+        """Run this while the instance is loaded. It is cancelled on unload."""
         if len(self.work) >= BACKGROUND_MAX:
             raise PluginFailed(
                 "too much work in the background",
@@ -107,12 +109,15 @@ class Host(Struct, frozen=True, kw_only=True):
         self.work.append(work)
 
     def on_unload(self, call: Callable[[], None]) -> None:
-        """Have this called, in a thread, after all else of the instance is gone; the last one first."""
+        """Call this in a thread after everything else of the instance has stopped; the last one first."""
         self.farewells.append(call)
 
 
 class Plugin(Struct, frozen=True, kw_only=True):
-    """`load` registers what the instance brings. It is called in a thread, so that a slow one holds up nobody."""
+    """A plugin: its manifest, and `load`, which registers the parts of an instance.
+
+    `load` is called in a thread, so that a slow one blocks nothing.
+    """
 
     manifest: Manifest
     load: Callable[[Host, Any], None]

@@ -1,4 +1,6 @@
-"""Finds, imports and checks plug-ins. What they do here is done aside, with a bound: none can hold up the house."""
+"""Finds, imports and checks plugins. Their code runs in threads with a time limit, so none can
+block the server.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from retinue.config.skills import plugin_name
 from retinue.domain.errors import Invalid, RetinueError
 from retinue.plugins.base import GROUP, Manifest, Plugin, PluginFailed
 
-LOAD_S = 10.0  # for importing a plug-in, and again for loading it
+LOAD_S = 10.0  # for the import of a plugin, and again for its `load`
 UNLOAD_S = 5.0
 REASON_CHARS_MAX = 500
 DESCRIPTION_LENGTH_MAX = 1024
@@ -33,7 +35,7 @@ Find = Callable[[], Iterable[EntryPoint]]
 
 
 class Package(Struct, frozen=True):
-    """A plug-in that is installed, before any of its code has run."""
+    """An installed plugin, before any of its code has run."""
 
     id: str
     entries: tuple[EntryPoint, ...]
@@ -55,7 +57,7 @@ def installed_entries() -> Iterable[EntryPoint]:
 
 
 def packages(find: Find) -> dict[str, Package]:
-    """What is installed, by id. None of it is imported: to be installed is not to be wanted."""
+    """Return the installed plugins by id. None is imported: only the settings enable a plugin."""
     found: dict[str, list[EntryPoint]] = {}
     for entry in find():
         same = found.setdefault(entry.name, [])
@@ -65,9 +67,10 @@ def packages(find: Find) -> dict[str, Package]:
 
 
 async def aside(call: Callable[[], T], *, seconds: float, what: str) -> T:
-    """Do this in a thread that nobody waits for longer than this. Whatever it raises is a failure of the plug-in.
+    """Call a function in a thread, and wait at most this long. Raises `PluginFailed` if it raises or hangs.
 
-    The thread of one that hangs stays behind: it can register nothing any more, and the house can close without it.
+    The thread of a call that hangs stays behind. It can register nothing any more, and does not
+    prevent the server from stopping.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
@@ -81,12 +84,12 @@ async def aside(call: Callable[[], T], *, seconds: float, what: str) -> T:
         trouble: BaseException | None = None
         try:
             result = call()
-        except BaseException as error:  # noqa: BLE001 - also SystemExit: a guest does not close the house
+        except BaseException as error:  # noqa: BLE001 - also SystemExit: a plugin must not stop the server
             trouble = error
         try:
             loop.call_soon_threadsafe(settle, result, trouble)
         except RuntimeError:
-            pass  # the house has closed meanwhile
+            pass  # the server has stopped meanwhile
 
     threading.Thread(target=work, name=f"plug-in {what}", daemon=True).start()
     try:
@@ -117,7 +120,7 @@ def _failure(what: str, error: BaseException) -> PluginFailed:
 
 
 def bring(package: Package) -> Plugin:
-    """Import a plug-in, and see that it is one. Takes as long as it takes: call it aside."""
+    """Import a plugin and check that it is one. May take long: call it with `run_in_thread`."""
     first, *others = package.entries
     if others:
         raise PluginFailed(
@@ -153,7 +156,7 @@ def _is_settings(kind: Any) -> bool:
 
 
 def settings_from(manifest: Manifest, told: Mapping[str, Any]) -> Any:
-    """What a plug-in is told, in the form it asks for. A key that it does not know is refused."""
+    """Convert the settings of a plugin to the type that it declares. An unknown key is refused."""
     try:
         known = set(_fields(manifest.settings))
         unknown = sorted(told.keys() - known)
@@ -170,7 +173,7 @@ def settings_from(manifest: Manifest, told: Mapping[str, Any]) -> Any:
 
 
 def _path(kind: type[Any], value: Any) -> Any:
-    """Paths are texts in a file, and nothing else is known to us that msgspec does not know."""
+    """Convert a text to a `Path`, the only type that we add to those of msgspec."""
     if kind is Path and isinstance(value, str):
         return Path(value).expanduser()
     raise NotImplementedError(f"a setting of the type {kind.__name__} cannot be read")
@@ -183,7 +186,7 @@ def _fields(kind: type[Any]) -> Sequence[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A secret as it was written, for a field of the type Secret."""
+    """Return values with each secret as it is written in the file, for fields of the type `Secret`."""
     match value:
         case Secret():
             return {"env": value.env} if value.env else {"file": str(value.file)}
@@ -196,7 +199,7 @@ def _plain(value: Any) -> Any:
 
 
 def schema_of(manifest: Manifest) -> dict[str, Any]:
-    """What it can be told, as JSON schema; empty where its types have none."""
+    """Return the JSON schema of a plugin's settings; empty if its types have none."""
     try:
         schema = msgspec.json.schema(manifest.settings, schema_hook=lambda _kind: {"type": "string"})
         json.dumps(schema)
@@ -206,7 +209,10 @@ def schema_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def data_folder(home: Path, plugin: str, instance: str) -> Path:
-    """`home`/plugins/PLUGIN/INSTANCE, ours alone. Both names are checked, so it never leaves the home."""
+    """Return `data_dir`/plugins/PLUGIN/INSTANCE, readable for our user only.
+
+    Both names are validated, so the path never leaves the data directory.
+    """
     folder = home
     for name in ("plugins", plugin, instance):
         folder /= name

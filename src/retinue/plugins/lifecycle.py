@@ -1,7 +1,8 @@
-"""The plug-ins of a house: which are loaded, by its settings, and how each fares.
+"""Loads and unloads the plugins that the settings name, and reports the status of each.
 
-A plug-in that cannot be imported, has wrong settings, raises or hangs is not here, and says why; nothing else is kept
-from opening. Its code is trusted like the house's own: it is only loaded where a setting names it.
+A plugin that cannot be imported, has invalid settings, raises or hangs is not loaded, and its
+status has the reason. It never prevents the server from starting. Plugin code is as trusted as our
+own, so it is only loaded if the settings name it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def tell_nobody(_instance: str, _change: str, _because: str) -> None: ...
 
 
 class _Loaded(Struct):
-    """One instance that is here."""
+    """One loaded instance."""
 
     plugin: Plugin
     settings: PluginSettings
@@ -60,7 +61,7 @@ class _Loaded(Struct):
 
 
 class _Absent(Struct, frozen=True):
-    """One that should be, or could be, and is not."""
+    """One instance that is not loaded, and why."""
 
     state: GuestState
     because: str
@@ -68,6 +69,8 @@ class _Absent(Struct, frozen=True):
 
 
 class Plugins:
+    """Keeps the loaded plugins in line with the settings."""
+
     def __init__(
         self,
         home: Path,
@@ -80,7 +83,7 @@ class Plugins:
         section_s: float = SECTION_S,
         told: Told = tell_nobody,
     ) -> None:
-        """`told` hears what became of an instance while the house is open: loaded, unloaded, or failed and why."""
+        """`on_change` is called while the server runs: with `loaded`, `unloaded`, or `failed` and why."""
         self.registry = registry
         self._home = home
         self._clock = clock
@@ -89,19 +92,19 @@ class Plugins:
         self._unload_s = unload_s
         self._section_s = section_s
         self._told = told
-        self._unbringable: dict[str, RetinueError] = {}  # not imported again before someone asks for it
+        self._unbringable: dict[str, RetinueError] = {}  # not imported again before a reload is requested
         self._brought: dict[str, Plugin] = {}
         self._wanted: Mapping[str, PluginSettings] = {}
         self._loaded: dict[str, _Loaded] = {}
         self._absent: dict[str, _Absent] = {}
-        self._silenced: set[tuple[str, str]] = set()  # sections that hung, by owner and name
+        self._silenced: set[tuple[str, str]] = set()  # disabled sections that hung, by owner and name
         self._fitting = asyncio.Lock()
         self._soon: set[asyncio.Task[None]] = set()
 
-    # --- what operations ask ---
+    # --- for operations ---
 
     async def everyone(self) -> Sequence[Guest]:
-        """Every instance that the settings name, then what is installed beside them."""
+        """Return every instance that the settings name, then the other installed plugins."""
         known = await asyncio.to_thread(packages, self._find)
         named = [self._guest(instance, settings, known) for instance, settings in self._wanted.items()]
         used = {guest.plugin for guest in named}
@@ -130,7 +133,7 @@ class Plugins:
         return self.registry.skill_folders()
 
     async def valid(self, instance: str, settings: PluginSettings) -> None:
-        self._unbringable.pop(settings.plugin or instance, None)  # someone asks for it: it may have been mended
+        self._unbringable.pop(settings.plugin or instance, None)  # requested by a person: it may have been fixed
         plugin = await self._bring(settings.plugin or instance)
         await aside(
             partial(settings_from, plugin.manifest, settings.settings),
@@ -145,7 +148,7 @@ class Plugins:
             self._wanted = dict(wanted)
             self._absent.clear()
             if again in wanted:
-                self._unbringable.pop(wanted[again].plugin or again, None)  # it may have been mended since
+                self._unbringable.pop(wanted[again].plugin or again, None)  # it may have been fixed
             alone = await self._exclusive(wanted)
             for instance, loaded in list(self._loaded.items()):
                 stays = wanted.get(instance) == loaded.settings and instance != again
@@ -165,13 +168,13 @@ class Plugins:
                     await self._try(instance, settings)
 
     def take_up(self, wanted: Mapping[str, PluginSettings]) -> None:
-        """Fit in, soon: for whoever tells us of changed settings and cannot wait."""
+        """Schedule a `sync`, for callers that cannot wait."""
         task = asyncio.create_task(self.fit(wanted))
         self._soon.add(task)
         task.add_done_callback(self._soon.discard)
 
     async def close(self) -> None:
-        """Unload them all, the last one first."""
+        """Unload all plugins, the last one first."""
         for task in self._soon:
             task.cancel()
         await asyncio.gather(*self._soon, return_exceptions=True)
@@ -180,7 +183,7 @@ class Plugins:
                 await self._unload(instance)
 
     async def _exclusive(self, wanted: Mapping[str, PluginSettings]) -> str:
-        """The first that will have nobody beside it. That counts whether or not it comes to be loaded in the end."""
+        """Return the first exclusive instance. It excludes the others even if it fails to load."""
         for instance, settings in wanted.items():
             if settings.enabled:
                 try:
@@ -242,7 +245,7 @@ class Plugins:
         log.info("plug-in loaded", extra={"plugin": instance, "version": plugin.manifest.version})
 
     async def _unload(self, instance: str) -> None:
-        """Everything of the instance goes, whatever it does about it. Its data stays."""
+        """Remove everything of an instance, even if it does not cooperate. Its data folder is kept."""
         loaded = self._loaded.pop(instance)
         loaded.registrar.alive = False
         self.registry.remove(instance)
@@ -266,11 +269,11 @@ class Plugins:
     async def _watch(self, instance: str, loaded: _Loaded, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
-        except Exception as error:  # its work is its own; the house goes on
+        except Exception as error:  # a failing background task must not stop the server
             loaded.trouble = f"its work in the background ended: {type(error).__name__}: {error}"[:500]
             log.exception("plug-in's work ended", extra={"plugin": instance})
 
-    # --- what is installed ---
+    # --- installed plugins ---
 
     async def _bring(self, id_: str) -> Plugin:
         if id_ in self._brought:
@@ -322,7 +325,7 @@ class Plugins:
     # --- prompt sections ---
 
     async def sections(self, scene: Scene, *, minimal: bool = False) -> list[str]:
-        """What plug-ins want said in the instructions of a run. One that fails or hangs says nothing."""
+        """Return the texts of plugins for a run's system prompt. One that fails or hangs is left out."""
         told: list[str] = []
         for entry in self.registry.sections():
             section: Section = entry.thing
@@ -338,7 +341,7 @@ class Plugins:
             return await aside(partial(_text, section, scene), seconds=self._section_s, what=what)
         except PluginFailed as error:
             log.error("plug-in's section left out", extra={"plugin": entry.owner, "because": error.because})
-            if error.code == "plugin.hangs":  # each time it is asked, a thread stays behind: not again
+            if error.code == "plugin.hangs":  # each call leaves a thread behind, so never call it again
                 self._silenced.add((entry.owner, entry.name))
                 if (loaded := self._loaded.get(entry.owner)) is not None:
                     loaded.trouble = f"{error.sentence}: {error.because}; it is not asked any more"

@@ -1,6 +1,7 @@
-"""What is here beside the house's own, by kind and name, and who brought it. The house's own can use this door too.
+"""The registry of what plugins add, by kind and name, with its owner. Built-in parts can be registered too.
 
-A plug-in's things become visible all at once, when its `load` came back well, and go all at once when it is unloaded.
+The entries of a plugin become visible together when its `load` has succeeded, and are removed
+together on unload.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from retinue.plugins.base import PREFIX, Section
 from retinue.runners.base import Runner
 from retinue.tools.base import Output, Reaching, Scene, Tool, ToolFailed
 
-ENTRIES_MAX = 500  # of one owner
+ENTRIES_MAX = 500  # per owner
 HOUSE = "house"
 
 _TOOL = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -40,6 +41,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 
 
 class Kind(StrEnum):
+    """The kinds of parts that can be registered."""
+
     TOOL = "tool"
     OPERATION = "operation"
     CONNECTOR = "connector"
@@ -53,6 +56,8 @@ class Kind(StrEnum):
 
 
 class Entry(Struct, frozen=True, kw_only=True):
+    """One registered part."""
+
     kind: Kind
     name: str
     owner: str
@@ -63,18 +68,20 @@ Taken = Callable[[Kind, str], bool]
 
 
 class Registry:
+    """All registered parts."""
+
     def __init__(self, *, taken: Taken = lambda _kind, _name: False) -> None:
-        """`taken` says which names the house has already, by another door."""
+        """`is_taken` says whether a built-in part that is not registered here has this name."""
         self._entries: dict[tuple[Kind, str], Entry] = {}
         self._taken = taken
         self._told: list[Callable[[], None]] = []
 
     def on_change(self, call: Callable[[], None]) -> None:
-        """Be told whenever something came or went."""
+        """Call this whenever entries were added or removed."""
         self._told.append(call)
 
     def add(self, entries: Sequence[Entry]) -> None:
-        """All of them, or none where one name is taken."""
+        """Add all entries, or none if one name is taken."""
         for entry in entries:
             there = self._entries.get((entry.kind, entry.name))
             if there is not None or self._taken(entry.kind, entry.name):
@@ -89,7 +96,7 @@ class Registry:
             self._tell()
 
     def remove(self, owner: str) -> tuple[Entry, ...]:
-        """Take away all that this owner brought."""
+        """Remove all entries of an owner."""
         gone = tuple(entry for entry in self._entries.values() if entry.owner == owner)
         for entry in gone:
             del self._entries[entry.kind, entry.name]
@@ -98,7 +105,7 @@ class Registry:
         return gone
 
     def brought_by(self, owner: str) -> dict[str, list[str]]:
-        """Names by kind."""
+        """Return the names of an owner's entries by kind."""
         found: dict[str, list[str]] = {}
         for entry in self._entries.values():
             if entry.owner == owner:
@@ -144,10 +151,9 @@ class Registry:
 
 
 class Furnished:
-    """The settings, and in them what plug-ins bring of that kind: who sells models, and rules over tools that an agent
-    can be given by name. What the settings themselves say of a name goes before that.
+    """The settings, merged with the model providers and tool policies of plugins. The settings win.
 
-    The same object as long as neither has changed: whoever made something of it can tell.
+    It returns the same object until one of the two changes, so callers can cache by identity.
     """
 
     def __init__(self, current: Callable[[], Settings], registry: Registry) -> None:
@@ -179,17 +185,17 @@ def _lists(rules: ToolRules) -> Lists:
 
 
 class Registrar:
-    """Takes what one owner brings, looks at each thing, and holds it until all of it is let in."""
+    """Checks and collects the entries of one owner until they are added to the registry together."""
 
     def __init__(self, owner: str, *, source: str = HOUSE) -> None:
         self.entries: list[Entry] = []
-        self.alive = True  # what an owner brought says no once this is false
+        self.alive = True  # once it is false, the owner's tools refuse calls
         self._owner = owner
         self._source = source
         self._open = True
 
     def close(self) -> None:
-        """Nothing more: whoever is late, after we stopped waiting, is told so."""
+        """Refuse further entries: a plugin that hangs may register something after the time limit."""
         self._open = False
 
     def tool(self, tool: Tool) -> None:
@@ -203,7 +209,7 @@ class Registrar:
         self._add(Kind.TOOL, spec.name, held(tool, source=self._source, registrar=self))
 
     def operation(self, operation: Operation) -> None:
-        """Its noun is the owner's name, so that nothing of the house, and of no other guest, can be stood before."""
+        """Register an operation. A plugin's noun is its own name, so it cannot hide other operations."""
         if not isinstance(operation, Operation) or not _OPERATION.fullmatch(operation.name):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise _unfit("operation", "it is an Operation, named NOUN.VERB")
         if self._source != HOUSE and operation.name.partition(".")[0] != self._owner:
@@ -219,7 +225,7 @@ class Registrar:
         self._add(Kind.CONNECTOR, instance, connector)
 
     def connector_kind(self, kind: ConnectorKind) -> None:
-        """What `[connectors.NAME]` of the settings can be made of, any number of times."""
+        """Register a platform, which any number of `[connectors.NAME]` tables can use."""
         kind = _is(kind, ConnectorKind, "kind of connector")
         if wrong := kind_name(kind.name):
             raise _unfit(f"kind of connector {kind.name[:80]!r}", f"its name {wrong}")
@@ -233,7 +239,7 @@ class Registrar:
         self._add(Kind.MODEL, _text(model, "name"), model)
 
     def provider(self, name: str, provider: ProviderSettings) -> None:
-        """Someone who sells models: as [providers.NAME] of the settings would declare it."""
+        """Register a model provider, as `[providers.NAME]` of the settings would declare it."""
         self._add(Kind.PROVIDER, name, _is(provider, ProviderSettings, "provider"))
 
     def runner(self, name: str, runner: Runner) -> None:
@@ -245,11 +251,11 @@ class Registrar:
         self._add(Kind.SECTION, _text(section, "name"), _is(section, Section, "section"))
 
     def policy(self, name: str, rules: ToolRules) -> None:
-        """Rules over tools that an agent can be given by name."""
+        """Register tool rules that can be assigned to an agent by name."""
         self._add(Kind.POLICY, name, _is(rules, ToolRules, "policy"))
 
     def skills(self, folder: Path) -> None:
-        """A folder in which skills lie."""
+        """Register a folder with skills."""
         if not folder.is_absolute() or not folder.is_dir():
             raise _unfit("folder of skills", "it is an absolute path of a folder that is there")
         self._add(Kind.SKILLS, f"{self._owner}/{len(self.entries)}", folder)
@@ -267,7 +273,7 @@ class Registrar:
 
 
 class _OnLoan:
-    """A plug-in's tool, labelled with who brought it. A run that still holds it after the unload is told so."""
+    """A plugin's tool, marked with its source. After the unload it refuses calls of runs that still have it."""
 
     def __init__(self, tool: Tool, *, source: str, registrar: Registrar) -> None:
         self._tool = tool
