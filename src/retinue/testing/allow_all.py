@@ -1,4 +1,4 @@
-"""A door without a keeper, for tests: whoever speaks is let in, and a connector's word on who the owner is counts."""
+"""Access control for tests that admits every sender and believes a connector about who the owner is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDE_OPEN = DoorSettings(dm=DmPolicy.OPEN, group_policy=GroupPolicy.OPEN)
 
 
 class OpenDoor:
-    """`bound` says which agent answers in a channel; None where no agent does."""
+    """Admits everyone. `agent_for_channel` returns the agent that answers in a channel, or None if there is none."""
 
     def __init__(self, bound: Callable[[Address], Address | None], settings: DoorSettings = WIDE_OPEN) -> None:
         self._bound = bound

@@ -1,7 +1,8 @@
-"""`make crash`: kill a real house again and again under a real load, and count what it lost.
+"""`make crash`: kill a real server again and again under a real load, and count what it lost.
 
-First the house is killed once at every crash point of its code, then at random moments; each time it is started again
-while its clients go on writing. At the end it is left to come to rest, and the verdict is made.
+First the server is killed once at every crash point of its code, then at random moments. Each time
+it is started again while its clients keep sending. At the end it becomes idle, and the verdict is
+made.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from retinue.testing.server_description import ServerSource
 
 KILLS = 100
 KILLS_QUICK = 8
-NTH_MAX = 4  # a point is not always to be met the first time it is reached
-RARE_S = 30.0  # for a crash point to be reached more than once, before the first time will do
+NTH_MAX = 4  # a crash point is not always tested at its first time
+RARE_S = 30.0  # time for a crash point to be reached more than once; after that, the first time is enough
 REACHED_S_MAX = 120.0
 OPEN_S_MAX = 120.0
 REST_S_MAX = 120.0
 CLOSE_S_MAX = 120.0
 LOOK_S = 0.02
-EARLY_S = 0.6  # killed before it is open, or while it takes up what was cut off
+EARLY_S = 0.6  # killed before it serves requests, or during recovery
 LATE_S = 0.4
 PAUSE_S = 1.0
 
 
-# Commits of the desk and of tools, for which nobody in a trial asks. Each stands alone: nothing has to follow from it.
+# Commits of operations and tools that no trial uses. Each is independent: nothing has to follow from it.
 DESK = frozenset(
     [
         "ack",
@@ -97,10 +98,10 @@ DESK = frozenset(
 )
 
 
-# Commits at doors that hear, of which a trial has none: the fault kit ends line, house and place around each of them.
+# Commits of inbound connectors, of which a trial has none. The fault kit tests each of them with failures.
 DOORS = frozenset(["connector", "door", "join", "overhear", "pair"])
 
-# Commits that a trial comes by, so that it can be ended there: one that is not, it would wait for in vain.
+# Commits that a trial reaches, so that it can be killed there. It would wait for any other in vain.
 REACHED = frozenset(
     [
         "accept",
@@ -130,12 +131,12 @@ REACHED = frozenset(
 
 
 def crash_points() -> list[str]:
-    """Every crash point of the core, read off its code: around each commit, and around each effect."""
+    """Returns every crash point of the core, read from its source: around each commit and each effect."""
     return sorted(point for point in _all_points() if point.partition(".")[0] not in DESK | DOORS)
 
 
 def commits() -> set[str]:
-    """Every commit of the house, read off its code by the name it bears."""
+    """Returns the name of every commit, read from the source."""
     return {name for name, _, side in (point.partition(".") for point in _all_points()) if side.endswith("-commit")}
 
 
@@ -146,13 +147,13 @@ def _all_points() -> frozenset[str]:
     for path in source.rglob("*.py"):
         if path.relative_to(source).parts[0] != "testing":
             text = path.read_bytes()
-            if b"point=" in text or b".reach(" in text:  # parsing all of them takes seconds
+            if b"point=" in text or b".reach(" in text:  # parsing every file takes seconds
                 points.update(_points_in(ast.parse(text)))
     return frozenset(points)
 
 
 def quick_points() -> list[str]:
-    """All effects, and of each commit one side in turn: a shorter tour."""
+    """Returns a shorter list: all effects, and one side of each commit, alternating."""
     points = crash_points()
     commits = [point for point in points if point.endswith("-commit")]
     return sorted({*points} - {*commits[0::4], *commits[3::4]})
@@ -174,13 +175,13 @@ def _points_in(tree: ast.Module) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Life:
-    """One process of the house, from its start to its end."""
+    """One server process, from its start to its end."""
 
     process: ForkedProcess
     log: Path
     log_from: int
     started: float
-    pending: frozenset[str]  # tokens of the mail that waited when it was started
+    pending: frozenset[str]  # tokens of the envelopes that waited when it was started
     open: float | None = None  # when it first answered
     ended: float | None = None
 
@@ -188,7 +189,7 @@ class Life:
         self.process.send_signal(number)
 
     async def end(self, *, within_s: float) -> int | None:
-        """The exit status, or None if it does not end in time."""
+        """Wait for the exit status. Returns None if the process does not end in time."""
         try:
             status = await asyncio.wait_for(self.process.ended(), within_s)
         except TimeoutError:
@@ -207,12 +208,12 @@ class Life:
 
 
 class FellOver(Exception):
-    """The house ended, or would not open, without anyone having killed it."""
+    """The server ended, or did not start, without having been killed."""
 
 
 @dataclass(slots=True)
 class Trial:
-    """A home, the marks outside it, a client, and one life of the house after the other."""
+    """A data directory, the evidence outside it, the clients, and one server process after another."""
 
     home: Path
     outside: Path
@@ -248,7 +249,7 @@ class Trial:
         }
 
     async def opened(self, life: Life) -> None:
-        """Wait until a life answers."""
+        """Wait until a server process answers requests."""
         line = Line(self.home)
         try:
             while life.process.poll() is None and time.monotonic() - life.started < OPEN_S_MAX:
@@ -263,14 +264,14 @@ class Trial:
         raise FellOver(f"the house did not open:\n{life.said[-2000:]}")
 
     async def rest(self, writing: asyncio.Task[None], *, within_s: float = REST_S_MAX) -> str:
-        """Let the clients come to their end, then close the house. What went wrong with that, or nothing."""
+        """Let the clients finish, then stop the server. Returns what went wrong, or an empty string."""
         self.client.stop()
         life = self.lives[-1]
         await self.opened(life)
-        deadline = time.monotonic() + within_s  # time limit: of the trial; the caller says what it found
+        deadline = time.monotonic() + within_s  # time limit: of the trial; the caller reports what it found
         _, unfinished = await asyncio.wait({writing}, timeout=within_s)
         while (self.far.talking or self._handed_out()) and time.monotonic() < deadline:  # noqa: ASYNC110 - a test may
-            await asyncio.sleep(LOOK_S)  # sleep: before it is looked at again; within `within_s`
+            await asyncio.sleep(LOOK_S)  # sleep: before it is checked again; within `within_s`
         waiting = sorted(self.client.pending.values())
         life.signal(signal.SIGTERM)
         status = await life.end(within_s=CLOSE_S_MAX)
@@ -281,7 +282,7 @@ class Trial:
         return ""
 
     def _handed_out(self) -> int:
-        """How many letters to the agent elsewhere somebody waits for."""
+        """Returns how many requests to the external agent are open."""
         store = sqlite3.connect(f"file:{self.home / 'house.db'}?mode=ro", uri=True)
         try:
             return store.execute(_HANDED_OUT).fetchone()[0]
@@ -302,7 +303,7 @@ async def trial(
     bugs: str = "",
     ticks: bool = True,
 ) -> AsyncGenerator[tuple[Trial, asyncio.Task[None]]]:
-    """Everything set up in a folder, and the clients writing; and the clock, unless told not to."""
+    """Set up everything in a folder, with clients that send, and with schedules unless `has_schedules` is false."""
     home, outside = folder / "home", folder / "outside"
     outside.mkdir(parents=True)
     if ticks:
@@ -327,7 +328,7 @@ async def trial(
 
 
 def _declare_schedules(home: Path) -> None:
-    """As files: they are there before the house is, and it takes them up when it opens."""
+    """Write the schedules as files: they exist before the server does, which reads them when it starts."""
     folder = home / "schedules"
     folder.mkdir(parents=True, mode=0o700)
     home.chmod(0o700)
@@ -337,12 +338,12 @@ def _declare_schedules(home: Path) -> None:
         (folder / f"{name}.md").write_text(f"---\n{head}---\ntick\n")
 
 
-# The killing
+# --- the kills ---
 
 
 @dataclass(slots=True)
 class Tour:
-    """What was done to a house, and what it did about it."""
+    """The kills of one trial, and the problems they caused."""
 
     trial: Trial
     chance: random.Random
@@ -351,13 +352,13 @@ class Tour:
     problems: list[str] = field(default_factory=list[str])
 
     async def visit(self, point: str) -> None:
-        """End the house at a crash point, and see that it was really there."""
+        """Kill the server at a crash point, and check that it was really there."""
         for nth, within_s in ((self.chance.randint(1, NTH_MAX), RARE_S), (1, REACHED_S_MAX)):
             life = await self.trial.start(crash=f"{point}:{nth}")
             status = await life.end(within_s=within_s)
             if status is not None:
                 break
-            await life.kill()  # some points are rare: then the first time will do
+            await life.kill()  # some points are rare: then the first time is enough
         else:
             self.problems.append(f"crash point {point} was never reached")
             return
@@ -388,6 +389,8 @@ class Tour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
+    """What to do to a server, and where."""
+
     folder: Path
     seed: int
     points: Sequence[str]
@@ -396,6 +399,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
+    """The result of a whole crash test."""
+
     plan: Plan
     visited: Sequence[str]
     killed: int
@@ -430,7 +435,7 @@ def _spread(seconds: Sequence[float]) -> str:
 
 
 async def crash(plan: Plan) -> Report:
-    """Do all of it, and report."""
+    """Run the whole trial, and report."""
     chance = random.Random(plan.seed)
     setup = [point for point in plan.points if point.startswith("setup.")]
     others = [point for point in plan.points if point not in setup]
@@ -438,7 +443,7 @@ async def crash(plan: Plan) -> Report:
     async with trial(plan.folder, seed=plan.seed) as (tried, writing):
         tour = Tour(tried, chance)
         try:
-            for point in setup + others:  # what is set up once is best interrupted the first time
+            for point in setup + others:  # a commit of the first start is best interrupted in the first start
                 await tour.visit(point)
             for _ in range(plan.kills):
                 await tour.kill_at_random()
@@ -460,7 +465,9 @@ async def crash(plan: Plan) -> Report:
 
 
 def _recoveries(tried: Trial) -> tuple[list[float], list[float]]:
-    """For each life: how long until it first answered, and until it answered mail that had waited for it."""
+    """Returns, for each process, the time to its first response, and the time to the first answer
+    to a waiting envelope.
+    """
     answered = [entry for entry in tried.log.entries if isinstance(entry, Answered)]
     open_s = [life.open - life.started for life in tried.lives if life.open is not None]
     answer_s: list[float] = []
@@ -487,7 +494,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     points = quick_points() if given.quick else crash_points()
     plan = Plan(folder=folder, seed=seed, points=points, kills=kills)
     print(f"crash: seed {seed}, {len(points)} crash points, {kills} kills, in {folder}", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing we started outlives us
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that no process outlives this one
     started = time.monotonic()
     report = asyncio.run(crash(plan))
     print(f"  {'seconds':<28}{time.monotonic() - started:>8.0f}")

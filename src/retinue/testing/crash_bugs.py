@@ -1,4 +1,4 @@
-"""Bugs to plant in the crash test's daemon, to see that its verdict would catch them. Never in a real house."""
+"""Bugs to plant in the server of the crash test, to check that its verdict detects them. For tests only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from retinue.store.sessions import sessions
 
 COMMITS_AFTER_S = 0.1
 
-# Where we put our hands in: as Any, since no type allows this.
+# The patched objects, as Any, because no type allows this.
 _inbox: Any = Inbox
 _journal: Any = RunJournal
 _append: Any = Append
@@ -50,7 +50,7 @@ _callbacks: Any = external_callbacks
 
 
 def acknowledge_before_commit() -> None:
-    """Hand out the receipt at once, and store the envelope a moment later."""
+    """Return the receipt at once, and store the envelope a moment later."""
     post: Callable[[Inbox, Draft], Awaitable[Receipt]] = _inbox.post
     storing: set[asyncio.Task[Receipt]] = set()
 
@@ -68,7 +68,7 @@ def acknowledge_before_commit() -> None:
 
 
 def effect_before_intent() -> None:
-    """Make a call first, and write down afterwards that it is about to be made."""
+    """Perform a call first, and store its intent afterwards."""
     perform = _journal.perform
 
     async def act_first(
@@ -85,7 +85,7 @@ def effect_before_intent() -> None:
 
 
 def epoch_not_checked() -> None:
-    """Write to a session wherever it stands now, whoever has taken it over meanwhile."""
+    """Write to a session without checking whether another worker has claimed it."""
     guard, guard_step = sessions.guard, sessions.guard_step
 
     def unguarded(conn: sa.Connection, id_: str, *, epoch: int, new_epoch: int | None = None, **kw: Any) -> None:
@@ -112,7 +112,7 @@ def epoch_not_checked() -> None:
 
 
 def answer_read_twice() -> None:
-    """Give a call the answer that it waited for, and leave that in the mail as well."""
+    """Give a waiting call its answer, and leave the answer in the queue as well."""
 
     def collect(page: Page, delegation: Delegation) -> Handed:
         delegations.release_one(page.conn, delegation.id)
@@ -122,7 +122,7 @@ def answer_read_twice() -> None:
 
 
 def answer_to_another_call() -> None:
-    """Take all that one run hands on for one and the same."""
+    """Treat all delegations of one run as the same one."""
 
     def same_for_all(run: str, call: str) -> EnvelopeId:
         del call
@@ -132,7 +132,7 @@ def answer_to_another_call() -> None:
 
 
 def failure_not_told() -> None:
-    """Forget about work that came to nothing: whoever asked waits on."""
+    """Do not record failed delegations, so that the requester keeps waiting."""
     end = delegations.end
 
     def only_good_ends(conn: sa.Connection, id_: str, state: DelegationState, **kw: Any) -> bool:
@@ -142,7 +142,7 @@ def failure_not_told() -> None:
 
 
 def slot_fired_twice() -> None:
-    """Send what a schedule has to say, and then send it again."""
+    """Send the envelope of a schedule twice."""
     let_go = _clockwork._let_go
 
     def twice(page: Page, schedule: Schedule, slot: Slot, **kw: Any) -> tuple[Wake, ...]:
@@ -164,7 +164,7 @@ def slot_fired_twice() -> None:
 
 
 def next_not_made() -> None:
-    """Have a schedule go on only where what it sent was answered."""
+    """Continue a schedule only if its envelope was answered."""
     go_on = _schedules._go_on
 
     def only_after_success(page: Page, kept: Kept, slot: Slot, *, worked: bool, because: str) -> None:
@@ -175,7 +175,7 @@ def next_not_made() -> None:
 
 
 def skip_not_told() -> None:
-    """Say nothing of slots that went by while the house was asleep, or busy."""
+    """Do not record occurrences that were missed while the server was down or busy."""
 
     def nothing(page: Page, kept: Kept, since: datetime, until: datetime, *, because: str) -> None:
         del page, kept, since, until, because
@@ -184,7 +184,7 @@ def skip_not_told() -> None:
 
 
 def callback_heard_twice() -> None:
-    """Take what is said again, by an agent elsewhere who was not sure that we heard it, for something new."""
+    """Treat a repeated callback of an external agent as a new one."""
     hear = external_callbacks.hear
 
     def always_new(conn: sa.Connection, *, callback: Callback, now_ms: int) -> Any:
@@ -196,7 +196,7 @@ def callback_heard_twice() -> None:
 
 
 def callback_to_another_session() -> None:
-    """Take what an agent elsewhere says for the answer to the oldest of its letters, whichever session that is of."""
+    """Treat every callback as the answer to the oldest open request, of whatever session."""
 
     def oldest_of_all(page: Page, callback: Callback) -> Delegation | None:
         del callback
@@ -219,7 +219,7 @@ _OLDEST_OUT = (
 
 
 def lock_not_held() -> None:
-    """Serve a home that another process serves: not a bug of ours, but what a bad network disk makes of a lock."""
+    """Serve a data directory that another process serves, as happens if a network disk has broken locks."""
 
     @contextmanager
     def unlocked(home: Path) -> Generator[None]:

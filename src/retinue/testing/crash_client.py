@@ -1,7 +1,8 @@
-"""The crash test's client: fifty correspondents who speak only HTTP over the house's socket, and who trust nobody.
+"""The clients of the crash test: fifty senders that use only the HTTP API, over the server's socket.
 
-Whatever the house says to it is written to the client's own log and synced before it counts. The verdict is made from
-that log, so that a house which lies, forgets or repeats itself is found out.
+They trust nothing. Every response is written to the clients' own log, with fsync, before it counts.
+The verdict is made from that log, so that a server that loses, repeats or misreports something is
+detected.
 """
 
 from __future__ import annotations
@@ -22,24 +23,26 @@ from retinue.testing.crash_log import Acknowledged, Answered, Complaint, Decided
 from retinue.testing.crash_script import Do, Question
 
 CALL_S_MAX = 120.0
-CALL_AGAIN_S = 0.1  # fifty who knock without pause would keep the house from opening
+CALL_AGAIN_S = 0.1  # fifty clients that retry without a pause would keep the server from starting
 LOOK_S = 2.0
 EXPIRES_AFTER_S = 0.15
-APPROVAL_WAIT_S = 1.0  # how long the agents of the test wait for a person
-FOR_LONGER = 0.15  # of the yeses: from then on that session does not ask
+APPROVAL_WAIT_S = 1.0  # how long the test's agents wait for a person
+FOR_LONGER = 0.15  # share of the approvals that apply to the whole session
 
 T = TypeVar("T")
 Parameters = dict[str, Any]
 
 
-# How it speaks
+# --- HTTP ---
 
 
 class Closed(Exception):
-    """Nobody answered: the house may or may not have done what it was asked."""
+    """The server did not answer: it may or may not have performed the request."""
 
 
 class Refused(Exception):
+    """The server answered with an error."""
+
     def __init__(self, status: int, error: dict[str, str]) -> None:
         super().__init__(f"{status} {error}")
         self.code = error.get("code", "")
@@ -48,7 +51,7 @@ class Refused(Exception):
 
 
 class Line:
-    """One connection to the house, made anew whenever it breaks."""
+    """One connection to the server, opened again whenever it breaks."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -58,7 +61,7 @@ class Line:
         return await self.post("/api/" + operation.replace(".", "/"), json.dumps(parameters).encode())
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Parameters:
-        """With the owner's token, unless there are headers that say who it is from."""
+        """Send a POST request, with the owner's token unless `headers` are given."""
         whole = False
         try:
             async with asyncio.timeout(CALL_S_MAX):
@@ -76,7 +79,7 @@ class Line:
         return answer
 
     async def news(self, after: int) -> AsyncIterator[tuple[str, Parameters]]:
-        """(event, data) pairs until the line breaks, which always ends in `Closed`."""
+        """Yield (event, data) pairs until the connection breaks, which always raises `Closed`."""
         try:
             reader = await self._ask("GET", f"/api/news?after={after}", b"")
             status, _ = await read_head(reader)
@@ -119,12 +122,12 @@ class Line:
 
 
 def _asked_about(call: Parameters) -> str:
-    """What identifies a call that a person is asked about: the words it would leave, or else itself."""
+    """Returns what identifies a call that needs approval: the text it would write, or its id."""
     return call["arguments"].get("text") or call["id"]
 
 
 async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    """The status of an answer and its headers, their names in small letters. A request has no status, and gets 0."""
+    """Returns the status of a response and its headers, with names in lower case. The status of a request is 0."""
     first_line = await reader.readline()
     headers: dict[str, str] = {}
     while (line := await reader.readline()) not in (b"\r\n", b""):
@@ -134,30 +137,31 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
     return int(word) if word.isdigit() else 0, headers
 
 
-# Who writes
+# --- the senders ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habit:
-    """What a kind of correspondent does, and how often beside how much else."""
+    """What a group of senders does, with the weight of each action."""
 
     to: str
     does: dict[Do, int]
     waiting_max: int = 3
     pause_s: float = 0.15
-    thinks_s: float | None = None  # how long each question takes to think about; None for a little, or not at all
-    expires: bool = False  # every other question is to be read soon or not at all
-    retries: bool = False  # sends dead letters again
+    thinks_s: float | None = None  # model delay of each question; None: short or none
+    expires: bool = False  # every other question expires soon
+    retries: bool = False  # retries dead letters
     restless: bool = False  # stops, resets and reconfigures its session
 
 
 ERRANDS = {Do.HAND: 2, Do.HAND_TWO: 1, Do.HAND_ASK: 1, Do.SPAWN: 1, Do.SPAWN_ASK: 1}
 MIXED = {Do.PLAIN: 4, Do.STATUS: 1, Do.TOOL: 3, Do.TWO_TOOLS: 2, Do.ASK: 2, **ERRANDS}
 ONLY_PLAIN = {Do.PLAIN: 1}
-# Who writes to whom: fifty in all. The agents are those of `crash_daemon`.
+# The recipients of all fifty senders. The agents are those of `crash_server`.
 HABITS: Sequence[tuple[int, Habit]] = (
     (14, Habit(to="agent:ada", does=MIXED)),
-    # Alone in their sessions: what comes from elsewhere is not believed, and whoever has read it must ask for much.
+    # Alone in their sessions: text of an external agent is untrusted, and most calls of a run that
+    # read it need approval.
     (2, Habit(to="agent:ada", does={Do.PLAIN: 1, Do.HAND_OUT: 2}, waiting_max=1)),
     (3, Habit(to=f"agent:{script.ELSEWHERE}", does=ONLY_PLAIN)),
     (8, Habit(to="agent:bob", does=MIXED)),
@@ -178,6 +182,8 @@ def everyone(habits: Sequence[tuple[int, Habit]] = HABITS) -> list[Habit]:
 
 @dataclass(slots=True)
 class Correspondent:
+    """One sender, with its session and its open envelopes."""
+
     number: int
     habit: Habit
     session: str | None = None
@@ -190,7 +196,7 @@ class Correspondent:
 
 
 class Client:
-    """All correspondents, and one reader of the news for them."""
+    """All senders, and one reader of the event stream for them."""
 
     def __init__(self, home: Path, log: Log, *, seed: int, habits: Sequence[Habit] = (), letters_max: int = 0) -> None:
         self._home = home
@@ -199,14 +205,14 @@ class Client:
         self._letters_max = letters_max
         self._correspondents = [Correspondent(i, habit) for i, habit in enumerate(habits or everyone())]
         self._cursor = 0
-        self._tokens: dict[str, str] = {}  # envelope -> token, of all that was acknowledged
+        self._tokens: dict[str, str] = {}  # envelope -> token, for everything acknowledged
         self._settled: dict[str, str] = {}  # envelope -> outcome
         self._changed = asyncio.Event()
         self._decisions: set[asyncio.Task[None]] = set()
         self._stopping = False
 
     async def write_letters(self) -> None:
-        """Until told to stop, or until each has written `letters_max`; then until all of them are settled."""
+        """Send until stopped, or until each sender has sent `envelopes_max`. Then wait until all are settled."""
         following = asyncio.create_task(self._follow())
         try:
             await asyncio.gather(*(self._correspond(each) for each in self._correspondents))
@@ -229,13 +235,13 @@ class Client:
         """Envelope -> token of what was acknowledged and, as far as the client knows, is not settled."""
         return {e: token for each in self._correspondents for e, token in each.waiting.items()}
 
-    # Writing
+    # --- sending ---
 
     async def _correspond(self, each: Correspondent) -> None:
         line = Line(self._home)
         try:
             while not self._stopping and not (self._letters_max and each.sent >= self._letters_max):
-                await asyncio.sleep(self._random.random() * 2 * each.habit.pause_s)  # sleep: how often somebody writes
+                await asyncio.sleep(self._random.random() * 2 * each.habit.pause_s)  # sleep: how often a sender writes
                 question = self._next_question(each)
                 await self._send(line, each, question)
                 alone = question.do is Do.ASK and self._random.random() < 0.7
@@ -272,7 +278,7 @@ class Client:
         try:
             said = await self._insist(lambda: line.call("envelope.send", **parameters))
         except Refused as refused:
-            if refused.code != "time.past":  # it could not be handed in before it expired
+            if refused.code != "time.past":  # it expired before it could be sent
                 await self._complain(f"{question.token} was refused: {refused}")
             return
         envelope, each.session = said["envelope"], said["session"]
@@ -291,7 +297,7 @@ class Client:
             each.waiting[envelope] = question.token
 
     async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Ask the same thing again until the house answers it."""
+        """Repeat a call until the server answers it."""
         while True:
             try:
                 return await call()
@@ -303,13 +309,14 @@ class Client:
             await asyncio.sleep(CALL_AGAIN_S)  # sleep: before the server is called again
 
     async def _settle(self, line: Line, each: Correspondent, *, waiting_max: int) -> None:
-        """Wait until fewer than so many letters of one correspondent are open."""
+        """Wait until a sender has fewer than so many open envelopes."""
         looked_at = time.monotonic()
         while len(each.waiting) >= waiting_max:
             self._changed.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), LOOK_S)  # time limit: then it is looked at anyway
-            if time.monotonic() - looked_at > LOOK_S:  # the news should have told, but let it not be our only source
+                await asyncio.wait_for(self._changed.wait(), LOOK_S)  # time limit: then it is checked anyway
+            # the events should have reported it, but must not be the only source
+            if time.monotonic() - looked_at > LOOK_S:
                 looked_at = time.monotonic()
                 for envelope in list(each.waiting):
                     await self._look_at(line, envelope)
@@ -335,10 +342,10 @@ class Client:
         )
         await self._insist(lambda: line.call(operation, session=each.session, **parameters))
 
-    # Reading
+    # --- events ---
 
     async def _follow(self) -> None:
-        """Read the news by cursor, across every restart: nothing may come twice or out of order, nor be left out."""
+        """Read the events by cursor, across every restart. None may be repeated, missing or out of order."""
         while True:
             line = Line(self._home)
             try:
@@ -391,7 +398,7 @@ class Client:
         return None
 
     async def _decide(self, approval: str, token: str) -> None:
-        """Allow, deny, be late, or never answer: which of these follows from the token."""
+        """Allow, deny, answer late, or never answer, as the token determines."""
         chance = random.Random(token)
         mood = chance.choices(["allow", "deny", "late", "never"], weights=[9, 4, 4, 3])[0]
         if mood == "never":
@@ -404,7 +411,8 @@ class Client:
         try:
             await self._answer(line, approval, allow=allow, scope=scope)
         except Refused as refused:
-            # Only we decide here: if someone has, it was us, and the house went down before it could say so.
+            # Only this client decides. If an answer exists, it is ours, and the server went down
+            # before it could respond.
             if refused.code != "approval.not-open" or "by owner" not in refused.because:
                 if refused.code != "approval.not-open":
                     await self._complain(f"the decision on {token} was refused: {refused}")
@@ -414,7 +422,7 @@ class Client:
         await self._log.write(Decided(t=time.monotonic(), approval=approval, token=token, allow=allow))
 
     async def _answer(self, line: Line, approval: str, *, allow: bool, scope: str) -> None:
-        """A yes for longer, where that can be had: to some calls there is only one for this once."""
+        """Answer an approval, for the session if possible: some calls can be allowed only once."""
         try:
             await self._insist(lambda: line.call("approval.answer", id=approval, allow=allow, scope=scope))
         except Refused as refused:
@@ -434,10 +442,10 @@ class Client:
             line.hang_up()
         await self._log.write(Retried(t=time.monotonic(), envelope=envelope))
 
-    # The end
+    # --- the end ---
 
     async def _look_at_the_end(self, each: Correspondent) -> None:
-        """Wait until a session sleeps, and write down what it shows."""
+        """Wait until a session is idle, and log its answers."""
         if each.session is None:
             return
         line = Line(self._home)
@@ -453,7 +461,7 @@ class Client:
         await self._log.write(Shown(t=time.monotonic(), session=each.session, answers=said))
 
     async def _catch_up(self) -> None:
-        """Read the news to its end."""
+        """Read the events to the newest one."""
         line = Line(self._home)
         try:
             newest: int = (await self._insist(lambda: line.call("house.status")))["cursor"]

@@ -1,7 +1,7 @@
-"""The crash test's evidence: what the client was told, what was left outside the house, and what its store holds.
+"""The evidence of the crash test: the clients' log, the effects outside the server, and the store.
 
-The store is read by SQL of its own, not by the house's code: whoever stands trial does not read out the evidence. Only
-the ledger is the house's, as one more witness.
+The store is read with separate SQL, because code under test must not read the evidence about
+itself. Only the ledger check is the server's own, as one more witness.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from retinue.testing.crash_log import LogEntry, read_log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """An envelope, and how it ended, as the tables have it."""
+    """An envelope and its outcome, as stored."""
 
     seq: int
     id: str
@@ -47,6 +47,8 @@ class Letter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
+    """A run, as stored."""
+
     id: str
     status: str
     final_text: str | None
@@ -54,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandedOut:
-    """Work that went out to the agent elsewhere."""
+    """Work that was delegated to the external agent."""
 
     id: str
     session: str
@@ -65,7 +67,7 @@ class HandedOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A call of which nobody saw the end."""
+    """A tool call that was interrupted, so that its end is unknown."""
 
     run: str
     word: str
@@ -73,16 +75,18 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approval:
+    """An approval, as stored, and the outcome of its decision."""
+
     id: str
     state: str
     run: str
     word: str
-    decision: str | None  # how the envelope that carried the decision ended
+    decision: str | None  # outcome of the envelope that carried the decision
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A call of the kind that has to be asked about, as it was begun."""
+    """A started call of the tool that needs approval."""
 
     session: str
     word: str
@@ -90,9 +94,9 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A line that was left outside the house: by a call or a delivery, and with which words.
+    """A line that a call or a delivery wrote outside the server, with its text.
 
-    A part of a letter is `LETTER/INDEX/COUNT`, and bears the words of the whole.
+    For a delivery part, `by` is `ENVELOPE/INDEX/COUNT`, and the text is that of the whole envelope.
     """
 
     by: str
@@ -108,7 +112,7 @@ class Mark:
 
     @property
     def parts(self) -> int:
-        """In how many the letter left."""
+        """The number of parts in which the envelope was sent."""
         return int(self.by.rpartition("/")[2]) if "/" in self.by else 1
 
     @property
@@ -118,7 +122,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One time that a schedule came. Where it was skipped, with all before `until_ms`."""
+    """One occurrence of a schedule. A skipped one includes all others before `until_ms`."""
 
     schedule: str
     at_ms: int
@@ -131,6 +135,8 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
+    """Everything the verdict is made from."""
+
     log: Sequence[LogEntry]
     witness: Sequence[Mark]
     rooms: dict[str, Sequence[Mark]]
@@ -138,16 +144,16 @@ class Evidence:
     runs: Sequence[Run]
     cuts: Sequence[Cut]
     approvals: Sequence[Approval]
-    told: dict[int, str | None]  # news: seq -> envelope
+    told: dict[int, str | None]  # events: seq -> envelope
     asking: Sequence[Asking] = ()
-    granted: frozenset[str] = frozenset()  # sessions in which nothing need be asked any more
+    granted: frozenset[str] = frozenset()  # sessions in which no approval is needed any more
     handed_out: Sequence[HandedOut] = ()
-    slots: Sequence[Slot] = ()  # of each schedule in their order
-    ledger: Sequence[str] = ()  # what the house's own ledger found
+    slots: Sequence[Slot] = ()  # ordered by schedule and time
+    ledger: Sequence[str] = ()  # findings of the server's own ledger
 
 
 def read_evidence(home: Path, outside: Path) -> Evidence:
-    """Everything there is, once the house is closed."""
+    """Read all evidence, once the server has stopped."""
     store = sqlite3.connect(f"file:{home / 'house.db'}?mode=ro", uri=True)
     store.row_factory = sqlite3.Row
     try:
@@ -212,7 +218,7 @@ _calls = msgspec.json.Decoder(list[_Call])
 
 
 def _word(calls: str) -> str:
-    """The first word a call, or the first of several, was to write."""
+    """Returns the first word that a call, or the first of several calls, was to write."""
     first = _calls.decode(calls)[0] if calls.startswith("[") else _call.decode(calls)
     return str(first.arguments.get("text", "")).split(" ", 1)[0]
 

@@ -1,7 +1,7 @@
-"""The crash test's agent elsewhere: a place on loopback that outlives the house, however often that is killed.
+"""The external agent of the crash test: an HTTP server on loopback that survives every kill of the server.
 
-Letters are brought to it by HTTP, and it says what comes of them at the house's own door. Like the clients it trusts
-nobody: what it was brought, what it is about to say and what the house said to that are on disk before they count.
+It receives requests by HTTP and answers with signed callbacks. Like the clients it trusts nothing:
+what it received, what it is about to send, and the server's response are on disk before they count.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from retinue.testing.crash_log import Brought, Complaint, Heard, Log, Said
 
 KEY_NAME = "RETINUE_TEST_FAR_KEY"
 KEY = "a key that the two share"
-WAIT_S = 12.0  # how long the house waits for an answer
+WAIT_S = 12.0  # how long the server waits for an answer
 TRIED_S_MAX = 60.0
 _MOODS = {"at-once": 4, "soon": 8, "twice": 4, "more": 3, "busy": 3, "unsure": 2, "late": 1, "never": 1}
 
 
 @dataclass(slots=True)
 class FarSide:
-    """Answers every letter in the script's own language; how, follows from its id."""
+    """Answers every request in the language of `crash_script`. The id of a request determines how."""
 
     home: Path
     log: Log
     url: str = ""
     _server: asyncio.Server | None = None
     _known: set[str] = field(default_factory=set[str])
-    _busy: set[str] = field(default_factory=set[str])  # letters that were turned away once
+    _busy: set[str] = field(default_factory=set[str])  # requests that were refused once
     _tasks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     async def open(self) -> None:
@@ -53,10 +53,10 @@ class FarSide:
 
     @property
     def talking(self) -> bool:
-        """Whether there is anything left to say."""
+        """Whether a callback is still to be sent."""
         return bool(self._tasks)
 
-    # Letters come in
+    # --- requests ---
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -67,12 +67,12 @@ class FarSide:
                 writer.write(f"HTTP/1.1 {status} Noted\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
                 await writer.drain()
         except (OSError, EOFError, ValueError, LookupError):
-            pass  # whoever brought it died on the way
+            pass  # the server was killed during the request
         finally:
             writer.close()
 
     async def _take(self, headers: dict[str, str], body: bytes) -> int:
-        """The status to answer with; none where the line is to break."""
+        """Handle a request. Returns the status to respond with; 0 closes the connection without a response."""
         told = json.loads(body)
         letter, session = told["id"], told["sessionId"]
         at = headers[TIMESTAMP.lower()]
@@ -93,7 +93,7 @@ class FarSide:
         if first:
             answering = self._do(self._answer(letter, session, f"/{path}", script.answered_elsewhere(text), mood))
             if mood == "at-once":
-                await asyncio.wait({answering}, timeout=1)  # time limit: either order of the two answers is right
+                await asyncio.wait({answering}, timeout=1)  # time limit: either order of the two answers is correct
         return 0 if mood == "unsure" and first else 202
 
     def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -102,7 +102,7 @@ class FarSide:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # Answers go out
+    # --- callbacks ---
 
     async def _answer(self, letter: str, session: str, path: str, text: str, mood: str) -> None:
         said = Said(t=time.monotonic(), session=session, message=f"{letter}-1", request=letter, text=text)
@@ -127,9 +127,9 @@ class FarSide:
                 await self._say(said, path)
 
     async def _say(self, said: Said, path: str) -> None:
-        """Until the house answers, the same again under the same id."""
+        """Send a callback, repeated with the same id until the server responds."""
         await self.log.write(said)
-        line, until = Line(self.home), time.monotonic() + TRIED_S_MAX  # time limit: as a client has it
+        line, until = Line(self.home), time.monotonic() + TRIED_S_MAX  # time limit: as of any client
         try:
             while time.monotonic() < until:
                 try:

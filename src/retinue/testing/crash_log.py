@@ -1,4 +1,4 @@
-"""What the crash test's client writes down: its own word on what it was told, on disk before it counts."""
+"""The log of the crash test's clients: what they sent and received, on disk before it counts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import msgspec
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="what"):
+    """One entry of the log."""
+
     t: float  # the system's monotonic clock
 
 
 class Sent(Entry, frozen=True, kw_only=True, tag="sent"):
-    """Written before the first try."""
+    """An envelope. Written before the first try."""
 
     token: str
     key: str
@@ -22,6 +24,8 @@ class Sent(Entry, frozen=True, kw_only=True, tag="sent"):
 
 
 class Acknowledged(Entry, frozen=True, kw_only=True, tag="acknowledged"):
+    """A receipt of the server."""
+
     token: str
     key: str
     envelope: str
@@ -30,7 +34,7 @@ class Acknowledged(Entry, frozen=True, kw_only=True, tag="acknowledged"):
 
 
 class Answered(Entry, frozen=True, kw_only=True, tag="answered"):
-    """An answer, as the news told of it."""
+    """An answer, as reported by an event."""
 
     seq: int
     envelope: str
@@ -38,12 +42,14 @@ class Answered(Entry, frozen=True, kw_only=True, tag="answered"):
 
 
 class Settled(Entry, frozen=True, kw_only=True, tag="settled"):
+    """An outcome, as reported by the server."""
+
     envelope: str
     outcome: str
 
 
 class Decided(Entry, frozen=True, kw_only=True, tag="decided"):
-    """An approval that the house says it has our answer to."""
+    """An approval that the server confirmed to be answered by us."""
 
     approval: str
     token: str
@@ -51,13 +57,13 @@ class Decided(Entry, frozen=True, kw_only=True, tag="decided"):
 
 
 class Retried(Entry, frozen=True, kw_only=True, tag="retried"):
-    """A dead letter that the house says it sends once more."""
+    """A dead letter that the server confirmed to retry."""
 
     envelope: str
 
 
 class Brought(Entry, frozen=True, kw_only=True, tag="brought"):
-    """A letter, as it came to the agent elsewhere: each time that it did."""
+    """A request as the external agent received it, one entry per arrival."""
 
     letter: str
     session: str
@@ -65,7 +71,7 @@ class Brought(Entry, frozen=True, kw_only=True, tag="brought"):
 
 
 class Said(Entry, frozen=True, kw_only=True, tag="said"):
-    """What the agent elsewhere says. Written before the first try."""
+    """A callback of the external agent. Written before the first try."""
 
     session: str
     message: str
@@ -74,7 +80,7 @@ class Said(Entry, frozen=True, kw_only=True, tag="said"):
 
 
 class Heard(Entry, frozen=True, kw_only=True, tag="heard"):
-    """What the house says to have made of it."""
+    """The server's response to a callback."""
 
     session: str
     message: str
@@ -83,14 +89,14 @@ class Heard(Entry, frozen=True, kw_only=True, tag="heard"):
 
 
 class Shown(Entry, frozen=True, kw_only=True, tag="shown"):
-    """The answers a session shows at the end, oldest first."""
+    """The answers that a session shows at the end, oldest first."""
 
     session: str
     answers: list[str]
 
 
 class Complaint(Entry, frozen=True, kw_only=True, tag="complaint"):
-    """Something no house should do to a client."""
+    """Something that a server must never do to a client."""
 
     text: str
 
@@ -99,7 +105,7 @@ LogEntry = Sent | Acknowledged | Answered | Settled | Decided | Retried | Brough
 
 
 class Log:
-    """The client's own word. Once `write` returns, the entry is on disk; those who wait are synced together."""
+    """Writes the log. Once `write` returns, the entry is on disk; concurrent entries share one fsync."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -111,7 +117,7 @@ class Log:
     async def write(self, entry: LogEntry) -> None:
         self._waiting.append(self._encode(entry) + b"\n")
         async with self._turn:
-            if self._waiting:  # otherwise whoever came before us has written for all
+            if self._waiting:  # otherwise an earlier task has written this entry, too
                 lines, self._waiting = self._waiting, []
                 await asyncio.to_thread(self._sync, b"".join(lines))
         self.entries.append(entry)

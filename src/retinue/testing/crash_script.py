@@ -1,15 +1,17 @@
-"""The crash test's own language: what its client writes, and what its model makes of it. Both sides and the verdict
-agree on it, so that every question can be matched to its answer by the words alone.
+"""The text protocol of the crash test, by which clients, model and verdict match each question to its answer.
 
-A question is a line `s12-m7 two-tools 0.05`: its token, what to do, and how long to think before. The answer holds
-`<s12-m7 appended interrupted>`: the token, and what the model read of each call it made for it.
+A question is a line `s12-m7 two-tools 0.05`: its token, what to do, and the model delay in seconds.
+The answer contains `<s12-m7 appended interrupted>`: the token, and the result of each tool call
+made for it.
 
-An errand is a line `s12-m7/1 errand` that one agent hands to another, who says `did s12-m7/1`. Where that comes as mail
-of its own, the one who asked says `later: did s12-m7/1`. Of `s12-m7/1 errand asking`, a person is asked first.
+A delegated task is a line `s12-m7/1 errand`. The other agent answers `did s12-m7/1`. If that
+arrives as a separate envelope, the delegating agent says `later: did s12-m7/1`. The task `s12-m7/1
+errand asking` needs an approval first.
 
-A schedule says `tick`, which is noted.
+A schedule sends `tick`, which is only noted.
 
-An agent elsewhere says the same to the same words; and now and then `by the way: LETTER`, which nobody asked for.
+The external agent gives the same answers. Sometimes it also sends `by the way: LETTER`, which is
+not an answer to any request.
 """
 
 from __future__ import annotations
@@ -26,30 +28,32 @@ from retinue.domain.tool import Call, ToolResult
 from retinue.models.base import Prompt
 from retinue.testing.scripted_model import Line
 
-STEADY = "steady"  # a room whose place knows an envelope that comes twice
-RISKY = "risky"  # a room whose place does not
-ELSEWHERE = "fay"  # who runs elsewhere
-EVERY_S = {"tick": 2, "gated": 3}  # how often schedules come; one of them asks first
+STEADY = "steady"  # a connector whose platform recognizes repeated parts
+RISKY = "risky"  # a connector whose platform does not
+ELSEWHERE = "fay"  # the external agent
+EVERY_S = {"tick": 2, "gated": 3}  # intervals of the schedules; one of them has a gate
 
 
 class Do(StrEnum):
+    """The actions that a question can request."""
+
     PLAIN = "plain"
     STATUS = "status"  # a call that may be repeated
-    TOOL = "tool"  # a call that must not be
+    TOOL = "tool"  # a call that must not be repeated
     TWO_TOOLS = "two-tools"
-    ASK = "ask"  # a call that a person must allow
-    WHIM = "whim"  # a call with other arguments each time the model is asked: real models are like that
-    HAND = "hand"  # an errand for another agent
-    HAND_TWO = "hand-two"  # two at once
-    HAND_ASK = "hand-ask"  # an errand for which the other must ask a person
-    HAND_OUT = "hand-out"  # an errand for an agent elsewhere
-    SPAWN = "spawn"  # an errand for a subagent
-    SPAWN_ASK = "spawn-ask"  # the same, and it must ask a person
-    FAIL = "fail"  # the model breaks
+    ASK = "ask"  # a call that needs approval
+    WHIM = "whim"  # a call with other arguments each time the model is asked, as real models make
+    HAND = "hand"  # a task for another agent
+    HAND_TWO = "hand-two"  # two tasks at once
+    HAND_ASK = "hand-ask"  # a task for which the other agent needs approval
+    HAND_OUT = "hand-out"  # a task for the external agent
+    SPAWN = "spawn"  # a task for a subagent
+    SPAWN_ASK = "spawn-ask"  # a task for a subagent, which needs approval
+    FAIL = "fail"  # the model fails
 
 
 class Said(StrEnum):
-    """What the model read of a call."""
+    """The result of a tool call, as the model read it."""
 
     APPENDED = "appended"
     INTERRUPTED = "interrupted"
@@ -57,8 +61,8 @@ class Said(StrEnum):
     DENIED = "denied"
     SHOWN = "shown"
     HANDED = "handed"  # another agent did it
-    LATER = "later"  # what comes of it will come as mail
-    FAILED = "failed"  # another agent could not
+    LATER = "later"  # the result will arrive as an envelope
+    FAILED = "failed"  # another agent could not do it
     MIXED = "mixed"  # another agent did something else
     OTHER = "other"
 
@@ -74,6 +78,8 @@ _TOKEN = re.compile(r"s(\d+)-m(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Question:
+    """One line that a client sends."""
+
     token: str
     do: Do
     after_s: float = 0.0
@@ -84,6 +90,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """The part of a model's reply that answers one question."""
+
     token: str
     said: tuple[Said, ...] = ()
 
@@ -96,7 +104,7 @@ def token(session: int, number: int) -> str:
 
 
 def place(token: str) -> tuple[int, int]:
-    """Which session a token belongs to, and where in it."""
+    """Returns the session of a token, and its number in it."""
     found = _TOKEN.match(token)
     if found is None:
         raise ValueError(f"{token!r} begins with no token")
@@ -112,8 +120,10 @@ def answers(text: str) -> list[Answer]:
 
 
 def told_later(text: str) -> list[str]:
-    """The errands of which a text tells that they were done after all: in so many words, or as the result of a call
-    that was allowed after its turn had gone by."""
+    """Returns the tasks that a text reports as done later.
+
+    The text says so, or contains the result of a call that was allowed after its turn.
+    """
     return [m[1] for m in (*_LATER.finditer(text), *_LATE_RESPONSE.finditer(text))]
 
 
@@ -128,7 +138,7 @@ def errands(token: str, do: Do) -> list[str]:
 
 
 def answered_elsewhere(text: str) -> str:
-    """What an agent elsewhere says to a letter."""
+    """Returns the external agent's answer to a text."""
     return "\n".join((*_did(text), *(str(Answer(question.token)) for question in questions(text))))
 
 
@@ -141,9 +151,9 @@ def _did(text: str) -> list[str]:
 
 
 def rule(prompt: Prompt, whim: str) -> Line:
-    """What the model says next: a turn of calls for each question that wants some, then one answer to all of them.
+    """Returns the model's next reply: one turn of calls per question that needs calls, then one answer to all.
 
-    Follows from the run's records alone, but for `whim`, which differs from process to process.
+    It depends only on the records of the run and on `whim`, which differs from process to process.
     """
     run = prompt.records[-1].run
     own = [record for record in prompt.records if record.run == run]
@@ -205,7 +215,7 @@ def _hand(to: str, content: str) -> tuple[str, dict[str, Any]]:
 def _read(result: ToolResult | None, call: Call) -> Said:
     output = result.output if result else ""
     if call.tool in ("agents_message", "sessions_spawn") and "{" in output:
-        told, _ = json.JSONDecoder().raw_decode(output, output.index("{"))  # words from outside stand between markers
+        told, _ = json.JSONDecoder().raw_decode(output, output.index("{"))  # text from outside is between markers
         return _came_of(told, call)
     for beginning, said in (
         ("appended", Said.APPENDED),
@@ -227,5 +237,5 @@ def _came_of(told: dict[str, Any], call: Call) -> Said:
 
 
 def _late(own: Sequence[Record]) -> list[str]:
-    """What came of a call that was allowed after its turn had gone by."""
+    """Returns the results of calls that were allowed after their turn."""
     return [f"late: {record.body.text}" for record in own if isinstance(record.body, Note) and record.body.call]

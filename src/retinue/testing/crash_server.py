@@ -1,8 +1,12 @@
-"""The house under test: the real daemon, with a model by rule, and tools and rooms that leave marks outside.
+"""The server that crash tests kill: the real one, with a rule-based model and effects recorded outside it.
 
-`python -m retinue.testing.crash_server`, with RETINUE_TEST=1, RETINUE_TEST_OUTSIDE naming the folder for the marks, and
-RETINUE_TEST_ELSEWHERE the address of the agent who does not work here.
-RETINUE_TEST_CRASH=point:n ends it at a crash point; RETINUE_TEST_BUG plants a bug that the verdict must catch.
+Start it with `python -m retinue.testing.crash_server` and these variables:
+
+- RETINUE_TEST=1.
+- RETINUE_TEST_OUTSIDE: the folder in which tools and channels record their effects.
+- RETINUE_TEST_ELSEWHERE: the URL of the external agent.
+- RETINUE_TEST_CRASH=point:n: kill the process when a crash point is reached for the n-th time.
+- RETINUE_TEST_BUG: names of bugs to plant, which the verdict must detect.
 """
 
 from __future__ import annotations
@@ -40,8 +44,8 @@ from retinue.testing.scripted_model import ScriptedModel
 from retinue.testing.tools import AppendLine
 from retinue.tools.base import Scene
 
-TEXT_MAX = 8  # in one message: every letter to a room leaves in parts
-LINGER_S = 0.01  # how long a call takes after its effect, and a room over each delivery: something to be killed in
+TEXT_MAX = 8  # per message, so that every envelope to a channel leaves in several parts
+LINGER_S = 0.01  # how long a call takes after its effect, and a channel for each delivery: time in which to be killed
 ATTEMPTS_MAX = 20
 ANY = 100
 CALLS_PER_MINUTE = 1_000_000
@@ -58,8 +62,8 @@ def _agent(name: str, **kw: Any) -> Agent:
     )
 
 
-# One for each way of queueing and of dealing with a crash, and Dee, who runs errands for the others. Bob gives up as
-# soon as any agent would.
+# One agent for each queue mode and delivery rule, and Dee, who receives delegations. Bob keeps the
+# default number of attempts.
 STAFF = (
     _agent("ada", attempts_max=ATTEMPTS_MAX),
     _agent("bob", queue=QueuePolicy(mode=QueueMode.FOLLOWUP)),
@@ -77,7 +81,7 @@ def _who_works_elsewhere(url: str) -> Agent:
 
 @dataclass(frozen=True, slots=True)
 class Lingering:
-    """A tool whose effect is followed by a moment in which nobody has heard of it yet."""
+    """A tool that waits after its effect, before the server learns of the effect."""
 
     tool: AppendLine
     arguments: type[msgspec.Struct] = field(init=False)
@@ -89,12 +93,12 @@ class Lingering:
 
     async def perform(self, arguments: Any, scene: Scene) -> str:
         output = await self.tool.perform(arguments, scene)
-        await asyncio.sleep(LINGER_S)  # sleep: the moment in which the kill is to hit
+        await asyncio.sleep(LINGER_S)  # sleep: the time in which the kill is to happen
         return output
 
 
 def _asking(tool: AppendLine) -> AppendLine:
-    """The same tool, under the name that the staff must ask for."""
+    """Returns the same tool under the name that needs an approval."""
     return AppendLine(tool.file, spec=replace(tool.spec, name="ask_line"))
 
 
@@ -110,7 +114,7 @@ def _room(outside: Path, instance: str, *, repeats_safely: bool) -> QuietConnect
 
 
 def _mark(file: Path, parcel: Parcel) -> None:
-    """A line outside the house, synced: the place took it, whatever the house remembers."""
+    """Append a line with fsync, outside the server: evidence that the platform accepted this part."""
     fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         part = f"/{parcel.index}/{parcel.count}" if parcel.count > 1 else ""
@@ -157,7 +161,7 @@ def main() -> int:
         for name in filter(None, os.environ.get("RETINUE_TEST_BUG", "").split(",")):
             BUGS[name]()
         settings = from_environment(os.environ)
-        # Fifty correspondents have the staff make more calls in a minute than a sane owner lets it.
+        # Fifty clients cause more model calls per minute than the default limit allows.
         settings = replace(settings, limits=replace(settings.limits, calls_per_minute=CALLS_PER_MINUTE))
         place = urlsplit(os.environ["RETINUE_TEST_ELSEWHERE"]).netloc
         settings = replace(settings, external=replace(settings.external, private_hosts=(place,)))

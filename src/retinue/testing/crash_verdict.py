@@ -1,4 +1,4 @@
-"""The crash test's verdict: a pure function of the evidence. Everything it counts should be zero."""
+"""The verdict of the crash test: a pure function of the evidence. Every count should be zero."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHOWN_MAX = 20
 
 
 class Wrong(StrEnum):
-    """What can be wrong, in the order in which it is printed."""
+    """The kinds of findings, in the order in which they are printed."""
 
     LOST = "lost"
     DOUBLED = "doubled"
@@ -45,12 +45,16 @@ class Wrong(StrEnum):
 
 
 class Finding(NamedTuple):
+    """One contradiction in the evidence."""
+
     wrong: Wrong
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
+    """The figures and findings of a crash test."""
+
     figures: dict[str, int]
     findings: Sequence[Finding]
 
@@ -62,7 +66,7 @@ class Verdict:
         return sum(finding.wrong is wrong for finding in self.findings)
 
     def lines(self) -> list[str]:
-        """A table, the first few findings, and the verdict in the last line."""
+        """Returns a table, the first few findings, and the verdict as the last line."""
         table = [f"  {name:<28}{count:>8}" for name, count in self.figures.items()]
         table += [f"  {wrong:<28}{self.count(wrong):>8}" for wrong in Wrong]
         shown = [f"  {wrong}: {text}" for wrong, text in self.findings[:SHOWN_MAX]]
@@ -72,7 +76,7 @@ class Verdict:
 
 
 def judge(evidence: Evidence, *, ticks: bool = True) -> Verdict:
-    """`ticks`: whether there was a clock that wrote."""
+    """Check the evidence. `has_schedules`: whether the server had any."""
     case = _Case(evidence)
     findings = [
         *_complaints(case),
@@ -97,17 +101,17 @@ def judge(evidence: Evidence, *, ticks: bool = True) -> Verdict:
 
 @dataclass(slots=True)
 class _Case:
-    """The evidence, by what one looks it up by."""
+    """The evidence, indexed for lookups."""
 
     evidence: Evidence
     sent: dict[str, Sent] = field(init=False)  # by key
     acknowledged: list[Acknowledged] = field(init=False)
     by_id: dict[str, Letter] = field(init=False)
-    questions: list[Letter] = field(init=False)  # what the client wrote, in the order of the store
+    questions: list[Letter] = field(init=False)  # what the clients sent, in the order of the store
     answers: list[Letter] = field(init=False)
-    by_token: dict[str, list[Letter]] = field(init=False)  # the answers that hold a token
-    written: Counter[str] = field(init=False)  # how often a word was written by a call
-    from_elsewhere: list[Letter] = field(init=False)  # what the agent elsewhere said
+    by_token: dict[str, list[Letter]] = field(init=False)  # the answers that contain a token
+    written: Counter[str] = field(init=False)  # how often a call wrote each word
+    from_elsewhere: list[Letter] = field(init=False)  # what the external agent sent
 
     def __post_init__(self) -> None:
         log, letters = self.evidence.log, self.evidence.letters
@@ -125,7 +129,7 @@ class _Case:
 
     @property
     def unasked(self) -> Counter[str]:
-        """Tokens of which the agent elsewhere speaks when nobody waits for it any more, and how often."""
+        """Token -> how often the external agent sent it after its request had ended."""
         late = (letter for letter in self.from_elsewhere if letter.reply_to is None)
         return Counter(answer.token for letter in late for answer in script.answers(letter.text))
 
@@ -137,7 +141,7 @@ def _complaints(case: _Case) -> Iterator[Finding]:
 
 
 def _stored_once(case: _Case) -> Iterator[Finding]:
-    """What was acknowledged is there, under the id that was given; what was not may be there, once."""
+    """Acknowledged envelopes are stored under their id; others are stored at most once."""
     for entry in case.acknowledged:
         letter = case.by_id.get(entry.envelope)
         if letter is None:
@@ -152,14 +156,14 @@ def _stored_once(case: _Case) -> Iterator[Finding]:
 
 
 def _settled_once(case: _Case) -> Iterator[Finding]:
-    """Everything has ended, once, with a reason, and whoever got no answer was told so."""
+    """Every envelope ended once, with a reason, and a sender without an answer was notified."""
     told = {letter.reply_to for letter in case.evidence.letters if letter.kind == "notice"}
     told_runs = {case.by_id[id_].run for id_ in told if id_ in case.by_id} - {None}
     ahead = {slot.envelope for slot in case.evidence.slots if slot.state == "waiting"}
     explained = {slot.envelope for slot in case.evidence.slots if slot.state in ("skipped", "failed") and slot.because}
     for letter in case.evidence.letters:
         if letter.id in ahead and letter.outcomes == 0:
-            continue  # a schedule's next time: it is still to come
+            continue  # the next occurrence of a schedule, still in the future
         name = f"{letter.kind} {letter.id[:8]} ({letter.token})"
         if letter.outcomes > 1:
             yield Finding(Wrong.DOUBLED, f"{name} has {letter.outcomes} outcomes")
@@ -176,12 +180,12 @@ def _settled_once(case: _Case) -> Iterator[Finding]:
 
 
 def _is_aside(letter: Letter) -> bool:
-    """Words between agents that start nothing: read with the next turn, and answered by nobody."""
+    """Returns whether this is an agent message that starts no run: it is read in the next turn, without an answer."""
     return letter.source != SENDER and letter.outcome == "noted"
 
 
 def _answered_once(case: _Case) -> Iterator[Finding]:
-    """Each question that is answered is in one answer, the one it names; any other is in none."""
+    """Each answered question is in exactly the answer it names; any other question is in none."""
     owed = case.unasked
     for letter in case.evidence.letters:
         if letter.kind != "message" or letter.outcome != "answered" or letter.source.startswith(_CLOCK):
@@ -196,7 +200,7 @@ def _answered_once(case: _Case) -> Iterator[Finding]:
 
 
 def _in_order(case: _Case) -> Iterator[Finding]:
-    """Within a session, questions were stored and answered in the order in which they were acknowledged."""
+    """In a session, questions were stored and answered in the order in which they were acknowledged."""
     stored: dict[int, list[tuple[int, Letter]]] = defaultdict(list)
     for letter in case.questions:
         session, number = script.place(letter.token)
@@ -219,7 +223,7 @@ def _rising(numbers: Sequence[int], what: str) -> Iterator[Finding]:
 
 
 def _told(case: _Case) -> Iterator[Finding]:
-    """The news told of every answer, once, and of nothing that did not stay so; outcomes are what was told."""
+    """The events reported every answer once and nothing that was undone. Outcomes are as reported."""
     heard: Counter[str] = Counter()
     texts = {letter.text for letter in case.evidence.letters if letter.recipient == SENDER}
     unasked = case.unasked
@@ -255,7 +259,7 @@ def _told(case: _Case) -> Iterator[Finding]:
 
 
 def _performed(case: _Case) -> Iterator[Finding]:
-    """No call that must not be repeated was made twice, and the model read the truth about each."""
+    """No unrepeatable call was performed twice, and the model read the truth about each."""
     for word, times in case.written.items():
         if times > 1:
             by = ", ".join(mark.by for mark in case.evidence.witness if mark.word == word)
@@ -291,7 +295,7 @@ def _words(token: str, do: Do) -> list[str]:
 
 
 def _handed(case: _Case) -> Iterator[Finding]:
-    """What one agent did for another was told once, to the one who asked: with its call, or later."""
+    """Each result of delegated work reached the delegating agent once: with its call, or later."""
     do = {q.token: q.do for letter in case.questions for q in script.questions(letter.text)}
     told: Counter[str] = Counter()
     for letter in case.answers:
@@ -321,11 +325,11 @@ def _handed(case: _Case) -> Iterator[Finding]:
 
 
 _ELSEWHERE = "external:"
-_CLOCK = "schedule:"  # whose words nobody hears an answer to
+_CLOCK = "schedule:"  # whose envelopes get no answer
 
 
 def _heard(case: _Case) -> Iterator[Finding]:
-    """What the agent elsewhere said is kept once, in the session that it was said to, and told on once."""
+    """Each callback is stored once, in the session it was sent to, and forwarded once."""
     said = {(e.session, e.message): e for e in case.evidence.log if isinstance(e, SaidElsewhere)}
     first: dict[tuple[str, str], Heard] = {}
     for entry in case.evidence.log:
@@ -357,7 +361,7 @@ def _heard(case: _Case) -> Iterator[Finding]:
 
 
 def _handed_out(case: _Case) -> Iterator[Finding]:
-    """Each letter that went out has come there, and ended once: with what was said to it, as its run says it."""
+    """Each request arrived at the external agent and ended once, with the answer to it, as its run says."""
     brought = {entry.letter for entry in case.evidence.log if isinstance(entry, Brought)}
     answered = Counter(letter.reply_to for letter in case.from_elsewhere if letter.reply_to is not None)
     runs = {run.id: run for run in case.evidence.runs}
@@ -400,7 +404,7 @@ def _not_so(said: Said, *, times: int, cut: bool) -> str:
 
 
 def _decided(case: _Case) -> Iterator[Finding]:
-    """What a person allowed is done, or it is known why not; nothing else that asks is."""
+    """An allowed call was performed, or there is a reason why not. No other call that needs approval was."""
     approvals = {approval.id: approval for approval in case.evidence.approvals}
     for entry in case.evidence.log:
         if isinstance(entry, Decided):
@@ -415,7 +419,7 @@ def _decided(case: _Case) -> Iterator[Finding]:
         if case.written[call.word] and call.word not in allowed and call.session not in case.evidence.granted:
             yield Finding(Wrong.UNASKED, f"{call.word} was written, and nobody has allowed it")
     for approval in approvals.values():
-        if not approval.word:  # of a call that leaves no line
+        if not approval.word:  # a call that writes no line
             continue
         times = case.written[approval.word]
         if times and approval.word not in allowed:
@@ -426,7 +430,7 @@ def _decided(case: _Case) -> Iterator[Finding]:
 
 
 def _delivered(case: _Case) -> Iterator[Finding]:
-    """What was delivered is in its room, in order, and where a room minds, once."""
+    """Every delivered envelope is in its channel, in order, and if the channel cannot deduplicate, once."""
     for name, marks in case.evidence.rooms.items():
         times = Counter(mark.by for mark in marks)
         came = Counter(mark.letter for mark in dict.fromkeys(marks))
@@ -454,7 +458,7 @@ def _delivered(case: _Case) -> Iterator[Finding]:
 
 
 def _unasked(case: _Case) -> Iterator[Finding]:
-    """Nothing is there that nobody sent."""
+    """Nothing is stored or written that no client sent."""
     approvals = {f"{approval.id}/decision" for approval in case.evidence.approvals}
     sent = {entry.token for entry in case.sent.values()}
     for letter in case.evidence.letters:
@@ -466,8 +470,11 @@ def _unasked(case: _Case) -> Iterator[Finding]:
 
 
 def _retried(case: _Case) -> Iterator[Finding]:
-    """A dead letter goes out again when someone asks for it. Asking again, because the house died before it could
-    answer, makes another only where the one before is dead too."""
+    """A dead letter is sent again on request.
+
+    A repeated request, after the server died before it could respond, creates another retry only if
+    the previous one is dead, too.
+    """
     asked = {entry.envelope for entry in case.evidence.log if isinstance(entry, Retried)}
     retries: dict[str, list[Letter]] = {id_: [] for id_ in asked}
     for letter in case.evidence.letters:
@@ -484,7 +491,7 @@ def _retried(case: _Case) -> Iterator[Finding]:
 
 
 def _came(case: _Case) -> Iterator[Finding]:
-    """Every slot of a schedule is there, once: it ran, or it is known why not."""
+    """Every occurrence of a schedule exists once: it ran, or there is a reason why not."""
     for name, every_s in script.EVERY_S.items():
         slots = [slot for slot in case.evidence.slots if slot.schedule == name]
         if not slots:
@@ -506,7 +513,7 @@ def _came(case: _Case) -> Iterator[Finding]:
 
 
 def _approvals_of_errands(case: _Case) -> dict[str, int]:
-    """Questions to a person by whoever ran an errand: their words are of an errand, and of no other call that asks."""
+    """Count the approvals that delegated tasks requested, by state. Only their words contain a slash."""
     states = Counter(approval.state for approval in case.evidence.approvals if "/" in approval.word)
     return {f"asked on errands, {state}": states[state] for state in sorted(states)}
 
@@ -517,7 +524,7 @@ def _slots(case: _Case) -> dict[str, int]:
 
 
 def _figures(case: _Case) -> dict[str, int]:
-    """What was looked at: a verdict over nothing would be worth nothing."""
+    """Returns the numbers of what was checked: a verdict over nothing would mean nothing."""
     outcomes = Counter(letter.outcome or "open" for letter in case.questions)
     return {
         "sent": len(case.sent),

@@ -1,6 +1,6 @@
-"""A real post office for tests: exim takes mail and puts it into mailboxes, dovecot lets their owners read them.
+"""Real email servers for tests: exim accepts email, dovecot serves the mailboxes.
 
-Both run from a folder of their own on ports of this machine, and are gone when the tests are.
+Both run from a temporary folder on loopback ports, and end with the tests.
 """
 
 from __future__ import annotations
@@ -150,11 +150,11 @@ service stats {{
 """
 
 
-_ID = re.compile(r"\sid ([0-9A-Za-z]{6})-([0-9A-Za-z]+)-([0-9A-Za-z]+)")  # second, process, part of the second
+_ID = re.compile(r"\sid ([0-9A-Za-z]{6})-([0-9A-Za-z]+)-([0-9A-Za-z]+)")  # second, process, fraction of the second
 
 
 def _taken_at(mail: EmailMessage) -> tuple[str, str]:
-    """The moment in the server's id of a mail. The number of the process begins anew after the largest one."""
+    """Returns the time in the server's id of an email. The process number is left out, because it wraps around."""
     found = _ID.search(str(mail["Received"]))
     return (found[1], found[3]) if found else ("", "")
 
@@ -165,7 +165,7 @@ class OfficeMissing(Exception):
 
 @dataclass
 class Office:
-    """Where mail is taken and read. Everyone's password is `secret-NAME`."""
+    """The two servers. Every person's password is `secret-NAME`."""
 
     folder: Path
     smtp: int
@@ -225,10 +225,10 @@ class Office:
             self.stop(program)
             self.start(program)
 
-    # What befalls it
+    # --- faults ---
 
     def set_password(self, person: str, password: str) -> None:
-        """Everyone else has `secret-NAME`. Returns once dovecot goes by it: it looks at its file once a second."""
+        """Change one password; the others are `secret-NAME`. Returns once dovecot uses it; it polls every second."""
         self.write_passwords({person: password})
         wait_until_sync(lambda: self._lets_in(person, password), "dovecot goes by the new password")
 
@@ -236,7 +236,7 @@ class Office:
         current = self.folder / "spool" / "passwords"
         fresh = current.with_suffix(".new")
         fresh.write_text("".join(f"{each}:{other.get(each, f'secret-{each}')}\n" for each in PEOPLE))
-        if current.exists():  # whoever may read it now may read it then
+        if current.exists():  # same owner and mode as before
             before = current.stat()
             os.chown(fresh, before.st_uid, before.st_gid)
             fresh.chmod(before.st_mode)
@@ -253,20 +253,22 @@ class Office:
         return True
 
     def be_busy_once(self) -> None:
-        """Turn the next mail away for the moment."""
+        """Refuse the next email with a temporary error."""
         (self.folder / "spool" / "busy").touch()
 
     def close_mailbox(self, *, closed: bool) -> None:
-        """Have maria's take nothing more, for good, or take it again."""
+        """Make maria's mailbox refuse everything with a permanent error, or accept again."""
         mark = self.folder / "spool" / "closed"
         mark.touch() if closed else mark.unlink(missing_ok=True)
 
-    # What people do
+    # --- what people do ---
 
     def hand_in(self, raw: bytes, *, sender: str = MARIA, to: str = HOUSE, login: str | None = "maria") -> None:
-        """Give a mail to exim, as a person's program would; without a login, as a stranger's server.
+        """Send an email through exim as a person's client would, or without `login` as an unknown server.
 
-        It has arrived then: exim delivers each by a process of its own, and two might overtake each other."""
+        Returns once it was delivered: exim delivers each email in a separate process, and two could
+        overtake each other.
+        """
         before = len(self._files(to.partition("@")[0]))
         with smtplib.SMTP("127.0.0.1", self.smtp) as line:
             if login:
@@ -279,20 +281,20 @@ class Office:
         return [each for place in places for each in place.glob("*") if each.is_file()]
 
     def mailbox(self, person: str) -> list[EmailMessage]:
-        """What lies in somebody's mailbox, as the standard library reads it, oldest first."""
+        """Returns the emails in a mailbox, oldest first."""
         read = [
             email.message_from_bytes(each.read_bytes(), policy=email.policy.default) for each in self._files(person)
         ]
-        # As the server took them: each is put into its mailbox by a process of its own.
+        # In the order of acceptance, because each is delivered by a separate process.
         return sorted(read, key=_taken_at)
 
     async def settle(self) -> None:
-        """Until nothing that was taken is still on its way into a mailbox."""
+        """Wait until every accepted email is in its mailbox."""
         spool = self.folder / "spool" / "input"
         await wait_until(lambda: not any(spool.glob("**/*-[HDJ]")), "exim has delivered every mail")
 
     async def arrived(self, person: str, message_id: str) -> EmailMessage:
-        """That mail, once it lies in somebody's mailbox."""
+        """Wait until an email is in a mailbox, and return it."""
 
         def found() -> list[EmailMessage]:
             return [each for each in self.mailbox(person) if str(each["Message-ID"]).strip("<>") == message_id]
@@ -305,16 +307,16 @@ class Office:
         return there[0]
 
     def read_marks(self, person: str) -> int:
-        """How many mails there bear the mark of having been read."""
+        """Returns how many emails in a mailbox are marked as read."""
         return sum("S" in each.name.partition(":2,")[2] for each in (self.folder / "mail" / person / "cur").glob("*"))
 
     def empty(self) -> None:
-        """Every mailbox as it was before the first mail."""
+        """Remove all emails of every mailbox."""
         for person in PEOPLE:
             shutil.rmtree(self.folder / "mail" / person, ignore_errors=True)
 
     def renumber(self, person: str) -> None:
-        """Lose the numbers of a mailbox, as a server does that is restored from a backup."""
+        """Change the UIDVALIDITY of a mailbox, as a restore from a backup does."""
         for each in (self.folder / "mail" / person).glob("dovecot*"):
             each.unlink()
         (self.folder / "mail" / person / "dovecot-uidvalidity.7fffffff").touch()

@@ -1,4 +1,7 @@
-"""An empty SQLite store, made once for each process and copied: making its tables was a quarter of a short test."""
+"""An empty SQLite store, created once per process and copied.
+
+Creating the tables took a quarter of the time of a short test.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from retinue.store.open_store import prepare_sqlite
 
 
 def place_empty_store(path: Path) -> None:
-    """Put an empty store at a path, as opening it for the first time would, unless there is one."""
+    """Create an empty store at a path, unless a file exists there."""
     if not path.exists():
         with open(path, "xb", opener=_private) as file:
             file.write(_empty_store())

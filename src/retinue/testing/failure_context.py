@@ -1,7 +1,8 @@
-"""What a test has open, so that its failure can be explained: servers, browser pages and seeds.
+"""Registers what a test has open (servers, browser pages, seeds), so that its failure can be explained.
 
-A helper that opens one of them registers it here. When the test fails, `tests/failure_report.py` asks each for a
-description. One that closes because of the failure is described first, while it still shows what went wrong.
+A helper that opens one of them registers it here. When the test fails, `tests/failure_report.py`
+asks each for a description. One that closes because of the failure is described first, while it
+still shows what went wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SERVER_LOG, WHY, PAGE, TROUBLE = "server log", "why", "page", "description"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """Texts by their titles, and a PNG image if there is something to see."""
+    """Texts by title, and a PNG screenshot if there is one."""
 
     texts: dict[str, str] = field(default_factory=dict[str, str])
     screenshot: bytes = b""
@@ -60,14 +61,14 @@ _seeds: list[str] = []
 
 
 def register(describe: Describe) -> Subject:
-    """Have something described if the current test fails. Set `closed` when it closes."""
+    """Register something to be described if the current test fails. Call `close` when it closes."""
     subject = Subject(describe)
     _subjects.append(subject)
     return subject
 
 
 def close(subject: Subject) -> None:
-    """Something was closed: it is still described if the current test fails, unless many others were closed since."""
+    """Mark something as closed. It is still described if the test fails, unless many others were closed since."""
     subject.closed = True
     closed = [each for each in _subjects if each.closed]
     for each in closed[:-CLOSED_KEPT_MAX]:
@@ -76,7 +77,7 @@ def close(subject: Subject) -> None:
 
 @contextmanager
 def explained(describe: Describe) -> Generator[Subject]:
-    """Register something for as long as it is open. An exception that ends the block has it described at once."""
+    """Register something while the block runs. An exception that ends the block has it described at once."""
     subject = register(describe)
     try:
         yield subject
@@ -90,14 +91,14 @@ def explained(describe: Describe) -> Generator[Subject]:
 
 
 def register_seed(seed: str) -> None:
-    """Name a seed that decides what the current test does."""
+    """Register a seed that decides what the current test does."""
     if seed not in _seeds:
         _seeds.append(seed)
         del _seeds[:-SEEDS_KEPT_MAX]
 
 
 def subjects() -> list[Subject]:
-    """Everything registered, oldest first."""
+    """Returns everything registered, oldest first."""
     return list(_subjects)
 
 
@@ -106,13 +107,13 @@ def seeds() -> list[str]:
 
 
 def forget(*, all_but: list[Subject]) -> None:
-    """The test is over: forget its seeds and what it opened, but not what was open before and still is."""
+    """Forget the seeds and subjects of a finished test, except what was open before and still is."""
     _subjects[:] = [each for each in _subjects if each in all_but and not each.closed]
     _seeds.clear()
 
 
 def last_lines(text: str, lines_max: int = LINES_MAX) -> str:
-    """The last lines of a text, redacted, each of them bounded."""
+    """Returns the last lines of a text, redacted, each with a limited length."""
     lines = text.splitlines()
     kept = masked("\n".join(lines[-lines_max:])[-TEXT_CHARS_MAX:]).splitlines()
     left_out = len(lines) - lines_max

@@ -1,4 +1,4 @@
-"""A connector to nowhere, for tests: rooms in memory, and every way in which a real place can let one down."""
+"""A connector for tests: channels in memory, and every way in which a real platform can fail."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ SAY_S_MAX = 120.0
 
 
 class LineBroke(ConnectionError):
-    """The line to the place broke in the middle of something: nobody knows what came of it."""
+    """The connection broke during a delivery, so it is unknown whether it arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """What befalls one delivery. Without `failure` and `breaks` it arrives, after `after_s`."""
+    """A fault for one delivery. Without `failure` and `breaks` the part arrives, after `delay_s`."""
 
     failure: DeliveryFailed | None = None
-    breaks: bool = False  # the line breaks; `arrives` says whether before or after the place took it
+    # the connection breaks; `arrives` decides whether before or after the platform accepted the part
+    breaks: bool = False
     arrives: bool = False
     after_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Something said in a room, offered to the house until it is confirmed."""
+    """An inbound message that is offered to the server until it is confirmed."""
 
     incoming: Incoming
     confirmed: asyncio.Future[Receipt | None]
@@ -50,26 +51,30 @@ class Said:
 
 @dataclass(slots=True, eq=False)
 class QuietConnector:
-    """Knows what arrived where, and does what it is told.
+    """A connector and its platform in one object, without a network.
 
-    With `repeats_safely` the place knows a parcel by its key and takes it once; without, whoever sends twice is read
-    twice. It stands for the place as much as for the connector, so it outlives a house that crashes. Without
-    `abilities` it takes every envelope whole; it edits, reacts and types where they say so.
+    Deliveries are recorded in `parts`; `will_fail`, `will_throttle`, `will_break` and
+    `will_be_slow` set faults for the next ones. `send_inbound` sends a message as a person would.
+
+    With `repeats_safely` the platform recognizes a part by its idempotency key and accepts it once.
+    Without it, a part that is sent twice appears twice. The object also represents the platform, so
+    it survives a server that crashes. Without `capabilities` it takes every envelope as one part.
+    It edits, reacts and shows typing where the capabilities say so.
     """
 
     clock: Clock
     instance: str = "quiet"
     repeats_safely: bool = True
-    after_s: float = 0.0  # how long the place takes over each delivery
+    after_s: float = 0.0  # how long the platform takes for each delivery
     abilities: Abilities | None = None
-    parcels: list[Parcel] = field(default_factory=list[Parcel])  # that arrived
-    previews: dict[str, str] = field(default_factory=dict[str, str])  # by the id of the message: what it shows now
-    shown: list[str] = field(default_factory=list[str])  # whatever was ever shown in a preview
-    reactions: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])  # room, message, emoji
-    typed: list[str] = field(default_factory=list[str])  # rooms, each time someone was seen to write there
+    parcels: list[Parcel] = field(default_factory=list[Parcel])  # the ones that arrived
+    previews: dict[str, str] = field(default_factory=dict[str, str])  # message id -> its current text
+    shown: list[str] = field(default_factory=list[str])  # every text that a preview ever showed
+    reactions: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])  # channel, message, emoji
+    typed: list[str] = field(default_factory=list[str])  # channels, one entry each time typing was shown
     presses: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     attempts: list[EnvelopeId] = field(default_factory=list[EnvelopeId])
-    at_once: int = 0  # deliveries under way
+    at_once: int = 0  # deliveries in progress
     at_once_max: int = 0
     on_deliver: Callable[[Parcel], None] | None = None
     _troubles: dict[str | None, deque[Trouble]] = field(default_factory=dict[str | None, deque[Trouble]])
@@ -77,7 +82,7 @@ class QuietConnector:
     _spoken: asyncio.Event = field(default_factory=asyncio.Event)
     _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
-    # What goes out
+    # --- outbound ---
 
     async def deliver(self, parcel: Parcel) -> Delivery:
         self.attempts.append(parcel.envelope.id)
@@ -110,11 +115,11 @@ class QuietConnector:
 
     @property
     def arrived(self) -> list[Envelope]:
-        """The envelopes that arrived, oldest first: once for each time, however many parts they had."""
+        """The envelopes that arrived, oldest first, one entry per arrival of a first part."""
         return [parcel.envelope for parcel in self.parcels if parcel.index == 0]
 
     def texts(self, room: str) -> list[str]:
-        """What stands in a room, oldest first."""
+        """Returns the texts of the parts that arrived in a channel, oldest first."""
         return [parcel.text for parcel in self.parcels if parcel.room == room]
 
     def will_fail(
@@ -127,22 +132,24 @@ class QuietConnector:
         retry_after_s: float | None = None,
         sentence: str = "the place is closed",
     ) -> None:
-        """Refuse the next deliveries, to one room or to any."""
+        """Make the next deliveries fail, to one channel or to any."""
         for _ in range(times):
             failure = DeliveryFailed(sentence, kind=kind, permanent=permanent, retry_after_s=retry_after_s)
             self._will(Trouble(failure=failure), room)
 
     def will_throttle(self, retry_after_s: float, *, times: int = 1, room: str | None = None) -> None:
+        """Make the next deliveries fail with a rate limit and a retry time."""
         self.will_fail(
             times=times, room=room, kind=FailureKind.THROTTLED, retry_after_s=retry_after_s, sentence="not so fast"
         )
 
     def will_break(self, *, arrives: bool, times: int = 1, room: str | None = None) -> None:
-        """Break off the next deliveries in the middle, before or after they arrived."""
+        """Break the connection during the next deliveries, before or after they arrived."""
         for _ in range(times):
             self._will(Trouble(breaks=True, arrives=arrives), room)
 
     def will_be_slow(self, after_s: float, *, times: int = 1, room: str | None = None) -> None:
+        """Delay the next deliveries."""
         for _ in range(times):
             self._will(Trouble(after_s=after_s), room)
 
@@ -156,7 +163,7 @@ class QuietConnector:
                 return waiting.popleft()
         return Trouble()
 
-    # What is shown on the side
+    # --- previews, reactions and typing ---
 
     async def preview(self, room: str, text: str, *, shown: str = "", quote: str = "") -> str:
         message = shown or f"{room}-preview-{next(self._ids)}"
@@ -182,7 +189,7 @@ class QuietConnector:
     async def check(self) -> Finding:
         return Finding(ok=True, account=f"@{self.instance}", sentence="it is quiet here")
 
-    # What comes in
+    # --- inbound ---
 
     async def listen(self, accept: Accept) -> None:
         while True:
@@ -190,7 +197,7 @@ class QuietConnector:
             while self._said:
                 said = self._said[0]
                 receipt = await accept(said.incoming)
-                self._said.popleft()  # only now: what was not accepted is offered again
+                self._said.popleft()  # only now: a message that was not accepted is offered again
                 if not said.confirmed.done():
                     said.confirmed.set_result(receipt)
             await self._spoken.wait()
@@ -205,7 +212,7 @@ class QuietConnector:
         attachments: tuple[Attachment, ...] = (),
         context: Context = NO_CONTEXT,
     ) -> Said:
-        """Say something in a room and do not wait for the house to hear it."""
+        """Offer a text message in a channel, without waiting for the server to accept it."""
         return self.offer(
             Incoming(
                 room=room,
@@ -218,7 +225,7 @@ class QuietConnector:
         )
 
     def offer(self, incoming: Incoming) -> Said:
-        """The same, with everything that a place can say of a message."""
+        """Offer a complete inbound message, without waiting for the server to accept it."""
         said = Said(incoming, asyncio.get_running_loop().create_future())
         self._said.append(said)
         self._spoken.set()
@@ -234,7 +241,10 @@ class QuietConnector:
         attachments: tuple[Attachment, ...] = (),
         context: Context = NO_CONTEXT,
     ) -> Receipt | None:
-        """Say something in a room, and wait until the house has taken it or has said that it will not."""
+        """Send a text message in a channel, and wait until the server has accepted or refused it.
+
+        Returns the receipt, or None if the message was refused.
+        """
         said = self.mention(
             text, room=room, message_id=message_id, revision=revision, attachments=attachments, context=context
         )

@@ -1,7 +1,7 @@
-"""Telegram as a test can play it: rooms, people and a bot's methods, with Telegram's own words for every no.
+"""An in-memory Telegram for tests: chats, people, and the methods of the Bot API with their error texts.
 
-What it does is taken from the Bot API's pages and from how its server answers; it keeps everything in memory, and knows
-nothing of lines and bytes: `telegram_server` speaks for it.
+Its behavior follows the Bot API documentation and the responses of the real server. It has no
+network part: `telegram_server` adds HTTP.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMANDS_MAX = 100
 COMMAND_DESCRIPTION_MAX = 256
 UPLOAD_BYTES_MAX = 50 * 1024 * 1024
 START_DATE = 1_767_603_600
-BY_DEFAULT = ("message", "edited_message", "callback_query")  # reactions have to be asked for
+BY_DEFAULT = ("message", "edited_message", "callback_query")  # reactions must be requested
 REACTIONS = frozenset("👍👎🔥🎉🤩🙏👀❤👌😁🤔")
 SENT_AS = ("photo", "video", "animation", "document", "voice", "audio")
 _COMMAND = re.compile(r"[a-z0-9_]{1,32}")
@@ -34,7 +34,7 @@ Json = dict[str, Any]
 
 
 class No(Exception):
-    """What Telegram answers to a call that it will not perform."""
+    """Telegram's response to a call that it refuses."""
 
     def __init__(self, status: int, description: str, **parameters: int) -> None:
         super().__init__(description)
@@ -62,6 +62,8 @@ class Uploaded:
 
 @dataclass(slots=True, kw_only=True)
 class Room:
+    """One chat with its messages."""
+
     id: int
     type: str = "private"
     title: str = ""
@@ -78,7 +80,7 @@ class Room:
 
 
 class TelegramPlace:
-    """What there is at Telegram's end, what its people do, and what a bot can ask of it."""
+    """The state of Telegram, the actions of its people, and the methods that a bot can call."""
 
     def __init__(self, *, bot_id: int = 777, username: str = "house_bot") -> None:
         self.me: Json = person(bot_id, "The house", username=username, is_bot=True) | {
@@ -89,7 +91,7 @@ class TelegramPlace:
         self.updates: list[Json] = []
         self.allowed: Sequence[str] = BY_DEFAULT
         self.webhook = ""
-        self.menus: dict[str, list[Json]] = {}  # the commands shown, by scope
+        self.menus: dict[str, list[Json]] = {}  # the displayed commands, by scope
         self.files: dict[str, Uploaded] = {}
         self.actions: list[tuple[int, int | None, str]] = []
         self.reactions: dict[tuple[int, int], list[str]] = {}
@@ -117,7 +119,7 @@ class TelegramPlace:
         quote: int | None = None,
         **content: Any,
     ) -> int:
-        """Somebody sends a message, of words or whatever `content` has in it."""
+        """Send a message as a person: a text, or other `content`. Returns the message id."""
         where = self.rooms[room]
         message: Json = {"message_id": next(self._ids), "from": by, "chat": where.chat, "date": next(self._dates)}
         if text:
@@ -176,7 +178,7 @@ class TelegramPlace:
         self.tell("message_reaction", body | reaction)
 
     def moves(self, old: int, new: int) -> None:
-        """A group becomes a supergroup, and says so in both."""
+        """Migrate a group to a supergroup, with the service messages in both."""
         room = self.rooms[old]
         room.moved_to = new
         self.add_group(new, room.title)
@@ -187,28 +189,28 @@ class TelegramPlace:
         del self.rooms[room].messages[message_id]
 
     def tell(self, kind: str, body: Json) -> None:
-        """Let the bot know, if it asked for news of that kind."""
+        """Queue an update for the bot, if it asked for updates of that kind."""
         if kind in self.allowed:
-            frozen: Json = json.loads(json.dumps(body))  # as it is now: an edit later is another update
+            frozen: Json = json.loads(json.dumps(body))  # a snapshot: a later edit is another update
             self.updates.append({"update_id": next(self._update_ids), kind: frozen})
             self.told()
 
     def told(self) -> None:
-        """Something is there for the bot. Whoever keeps it waiting overrides this."""
+        """Called when an update is queued. A subclass that keeps the bot waiting overrides this."""
 
-    # --- what stands there ---
+    # --- what the bot has sent ---
 
     def ours(self, room: int = 42) -> list[Json]:
-        """What the bot said in a room, oldest first."""
+        """Returns the bot's messages in a chat, oldest first."""
         return [each for each in self.rooms[room].messages.values() if each["from"]["id"] == self.me["id"]]
 
     def texts(self, room: int = 42) -> list[str]:
         return [str(each.get("text") or each.get("caption") or "") for each in self.ours(room)]
 
-    # --- what the bot asks for ---
+    # --- Bot API ---
 
     def news(self, offset: int | None, limit: int) -> list[Json]:
-        """Unconfirmed updates; asking from an offset on confirms what was before it."""
+        """Returns unconfirmed updates. A call with an offset confirms all earlier ones."""
         if offset is not None and offset < 0:
             offset = self.updates[offset]["update_id"] if len(self.updates) >= -offset else None
         if offset:
@@ -216,7 +218,7 @@ class TelegramPlace:
         return self.updates[: max(1, min(limit, 100))]
 
     def perform(self, method: str, arguments: Json, uploads: Mapping[str, Uploaded]) -> Any:
-        """One call of the bot's. Raises `No`."""
+        """Perform one call of the bot. Raises `FakeTelegramError` if Telegram would refuse it."""
         self.calls.append((method, arguments))
         if any(len(each.content) > UPLOAD_BYTES_MAX for each in uploads.values()):
             raise No(413, "Request Entity Too Large")
@@ -273,7 +275,7 @@ class TelegramPlace:
                 "same as a current content and reply markup of the message",
             )
         message |= {"text": shown, "edit_date": next(self._dates)} | ({"entities": entities} if entities else {})
-        message.pop("reply_markup", None)  # an edit that names no keyboard takes it away
+        message.pop("reply_markup", None)  # an edit without a keyboard removes the keyboard
         return message
 
     def _do_deletemessage(self, arguments: Json) -> bool:
@@ -396,7 +398,7 @@ def _read(arguments: Json, key: str) -> tuple[str, list[Json]]:
 
 
 def _marked(key: str, text: str) -> Json:
-    """Names and commands, as Telegram marks them by itself."""
+    """Returns the mentions and commands that Telegram marks automatically."""
     found = [
         {"type": each.lastgroup, "offset": utf16_length(text[: each.start()]), "length": utf16_length(each[0])}
         for each in _MARKS.finditer(text)

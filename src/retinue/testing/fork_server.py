@@ -1,7 +1,7 @@
-"""Starts a server for a test by forking a process that has imported it already: most of a start is imports.
+"""Starts test servers by forking a process that has already imported the code: most of a start is imports.
 
-What starts is the real program in a process of its own, which is signalled and killed like any other. A test of the
-start itself, or of what is imported, uses `subprocess`.
+The result is the real program in its own process, which is signalled and killed like any other. A
+test of the start itself, or of what is imported, uses `subprocess`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from contextlib import closing, suppress
 from functools import cache
 from typing import BinaryIO
 
-# What a server imports, at once or with its first requests.
+# Modules that a server imports, at the start or with its first requests.
 IMPORTED = ("retinue.app.server", "retinue.api.event_feed", "uvloop")
 REQUEST_BYTES_MAX = 1024 * 1024
-FILES_MAX = 4  # standard input, output and error, and the socket that tells the end
+FILES_MAX = 4  # standard input, output and error, and the socket that reports the exit status
 POLL_S = 60.0
 
 
@@ -49,7 +49,7 @@ class ForkedProcess:
         return ended
 
     async def ended(self) -> int:
-        """As `wait`, for an event loop that goes on meanwhile. May be cancelled, and called again."""
+        """Wait for the exit status without blocking the event loop. May be cancelled and called again."""
         if self.returncode is None:
             loop, readable = asyncio.get_running_loop(), asyncio.Event()
             loop.add_reader(self._status, readable.set)
@@ -117,7 +117,7 @@ class ForkServer:
 
 @cache
 def fork_server() -> ForkServer:
-    """The one of this process, started when it is first needed."""
+    """Returns the fork server of this process, and starts it on first use."""
     server = ForkServer()
     atexit.register(server.close)
     return server
@@ -127,7 +127,7 @@ def fork_server() -> ForkServer:
 
 
 def serve(control: socket.socket) -> Callable[[], int] | None:
-    """Fork for each request until there are no more. Returns the program to run in a fork, else None."""
+    """Fork for each request until the control socket closes. Returns the program to run in a fork, else None."""
     woken, wake = socket.socketpair()
     woken.setblocking(False)
     wake.setblocking(False)
@@ -156,7 +156,7 @@ def serve(control: socket.socket) -> Callable[[], int] | None:
 
 
 def _wake(number: int, frame: object) -> None:
-    """Without a handler the signal is ignored, and the loop sleeps on."""
+    """Do nothing: without a handler the signal is ignored, and `select` does not wake."""
 
 
 def _report_ended(running: dict[int, socket.socket]) -> None:
@@ -164,12 +164,16 @@ def _report_ended(running: dict[int, socket.socket]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        with closing(running.pop(pid)) as asker, suppress(OSError):  # the asker may be gone
+        with closing(running.pop(pid)) as asker, suppress(OSError):  # the requesting process may be gone
             asker.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _program(request: bytes, files: list[int]) -> Callable[[], int]:
-    """In the fork: what a new process would have, and nothing of the one that forked it."""
+    """Set up a forked child as a new process, and return the main function to run.
+
+    Nothing of the forking process remains: file descriptors, directory and environment are
+    replaced.
+    """
     asked = json.loads(request)
     for number, file in enumerate(files[:-1]):
         os.dup2(file, number)
@@ -189,7 +193,7 @@ def main(number: str) -> int:
     for module in IMPORTED:
         importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # a fork then shares these pages for longer
+    gc.freeze()  # so that forks share these memory pages for longer
     program = serve(socket.socket(fileno=int(number)))
     return program() if program is not None else 0
 

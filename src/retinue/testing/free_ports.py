@@ -1,7 +1,9 @@
-"""Ports for what is closed and opened again at the same place.
+"""Ports for test servers that are stopped and started again on the same port.
 
-The system lends the ports of its own range to whoever calls out, for as long as the call lasts. A server that gives one
-of those up for a moment may find it taken, even by the call of one who waits for it."""
+The system assigns ports of its ephemeral range to outgoing connections. A server that releases such
+a port for a moment may find it taken, even by a client that is waiting for it. Therefore these
+ports are outside that range.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ HIGHEST = 60_999
 LENT = Path("/proc/sys/net/ipv4/ip_local_port_range")
 TRIES_MAX = 200
 
-_chance = random.SystemRandom()  # no seed of a test has two runs at once choose alike
+_chance = random.SystemRandom()  # not seeded: test processes that run in parallel must not choose the same ports
 _given: set[int] = set()
 
 
 def free_port() -> int:
-    """One that nobody has now, that the system lends to nobody, and that was not given before."""
+    """Returns a port that is free, outside the ephemeral range, and new in this process."""
     first, last = _lent()
     for _ in range(TRIES_MAX):
         port = _chance.randint(LOWEST, HIGHEST)

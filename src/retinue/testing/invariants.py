@@ -1,7 +1,7 @@
-"""What must always hold, and a judge who looks after every commit.
+"""The invariants of a simulation, and the checker that verifies them after every commit.
 
-The judge trusts nothing that the house keeps in memory. Triggers of its own write down every row that a commit changes;
-the client's log of receipts and the witness of effects are plain lists outside the house.
+The checker trusts nothing that the server keeps in memory. Its own triggers record every row that a
+commit changes. The clients' receipts and the witnessed effects are plain lists outside the server.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ RULES = {
 
 
 class Violation(AssertionError):
-    """Something that must always hold does not."""
+    """An invariant does not hold."""
 
     def __init__(self, rule: str, story: str) -> None:
         super().__init__(f"{rule}: {story}\n  but {RULES[rule]}")
@@ -65,14 +65,14 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A receipt that the outside holds: from here on the house may not forget."""
+    """A receipt that a client holds: from then on the server may not lose the envelope."""
 
     envelope: str
     draft: Draft
 
 
 class Performed(NamedTuple):
-    """An effect outside the house."""
+    """An effect outside the server."""
 
     call: str
     run: str
@@ -81,7 +81,7 @@ class Performed(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One row that a commit changed, as the triggers wrote it down."""
+    """One row that a commit changed, as the triggers recorded it."""
 
     what: str
     id: str
@@ -93,7 +93,7 @@ class Change(NamedTuple):
 
 
 class _Watched(NamedTuple):
-    """Which change of a row is written down, and what of it."""
+    """Which change of a row is recorded, and which of its values."""
 
     what: str
     event: str
@@ -216,7 +216,7 @@ _OF_A_WORKER = frozenset({"step", "finish", "park", "fail"})
 
 
 def keep_watch(disk: Disk) -> None:
-    """Have the store write down, for the judge alone, what every commit changes."""
+    """Create triggers that record, for the checker only, what every commit changes."""
     columns = "abcde"
     disk.raw.execute(f"CREATE TEMP TABLE changes (n INTEGER PRIMARY KEY, what, id, {', '.join(columns)})")
     for number, watched in enumerate(_WATCHED):
@@ -230,14 +230,14 @@ def keep_watch(disk: Disk) -> None:
 
 @dataclass(slots=True)
 class Judge:
-    """Looks after every commit and every act, and remembers the first thing that was wrong."""
+    """Checks every commit and every act, and keeps the first violation."""
 
     disk: Disk
     staff: Sequence[Agent]
     slots: Slots
     note: Callable[..., None]
-    free: bool = True  # whether the models cost nothing
-    rules: Collection[str] = tuple(RULES)  # what to look at; a test of the judge itself may leave some out
+    free: bool = True  # whether model calls cost nothing
+    rules: Collection[str] = tuple(RULES)  # the rules to check; a test of the checker may leave some out
     violation: Violation | None = None
     acknowledged: list[Acknowledged] = field(default_factory=list[Acknowledged])
     performed: list[Performed] = field(default_factory=list[Performed])
@@ -247,7 +247,7 @@ class Judge:
     takeovers: int = 0
     compactions: int = 0
     time: Timekeeper = field(init=False)
-    children: Counter[str] = field(default_factory=Counter[str])  # how questions of those who work for others ended
+    children: Counter[str] = field(default_factory=Counter[str])  # how approvals of delegated runs ended
     _ids_by_key: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     _refused_at_the_door: set[str] = field(default_factory=set[str])
     _calls: set[str] = field(default_factory=set[str])
@@ -277,10 +277,10 @@ class Judge:
         if self.violation is None and rule in self.rules:
             self.violation = Violation(rule, story)
 
-    # What the outside saw
+    # --- what the outside saw ---
 
     def acknowledge(self, draft: Draft, receipt: Receipt) -> None:
-        """A door said: accepted. It must be true at this very moment."""
+        """Record a receipt. The envelope must be in the store at this moment."""
         row = self._one("SELECT source, dedupe_key FROM envelopes WHERE id = ?", receipt.envelope)
         if row is None:
             self.blame("receipt", f"{short(receipt.envelope)} was acknowledged and is not in the store")
@@ -294,7 +294,7 @@ class Judge:
             self._refused_at_the_door.add(receipt.envelope)
 
     def check_allowed(self, scene: Scene, tool: str, text: str) -> str:
-        """By what a call is allowed that is about to happen, right after it was found good."""
+        """Check a call that is about to happen, and return what allows it: a rule, an approval or a grant."""
         rules = scene.agent.tools
         if tool in rules.deny:
             self.blame("unasked", f"{scene.agent.name} may not use {tool}, and does in {scene.call}")
@@ -309,7 +309,7 @@ class Judge:
         return "a grant"
 
     def perform(self, scene: Scene, tool: str, text: str) -> None:
-        """An effect happened. Its intent must be in the store by now, and it must be the first of its kind."""
+        """Record an effect. Its intent must be in the store by now, and the effect must be the first of its call."""
         if scene.call in self._calls:
             self.blame("doubled", f"the call {scene.call} ({tool} {text!r}) was performed twice")
         self._calls.add(scene.call)
@@ -319,7 +319,7 @@ class Judge:
             self.blame("intent", f"the call {scene.call} was performed, and its intent is not in the store")
 
     def begin(self, house: SimulatedHouse, session: SessionId, what: str) -> None:
-        """A worker acts for a session: it must be the only one in its house, and within its slots."""
+        """Record that a worker acts for a session. It must be the only one there, and within the slots."""
         if (house.number, session) in self._acting:
             self.blame("alone", f"{house} {what} in {short(session)} while another worker acts there")
         self._acting[house.number, session] = what
@@ -338,7 +338,7 @@ class Judge:
         self._acting.pop((house.number, session), None)
 
     def read_by_model(self, house: SimulatedHouse, prompt: Prompt) -> None:
-        """A model is given a context: it must be the one in the store, if nobody has come between."""
+        """Check that the context given to a model is the one in the store, unless another server has written since."""
         id_ = conversation(prompt)
         number, point = self._last_commit.get(id_, (0, ""))
         if number != house.number or point == "cancel":
@@ -350,26 +350,26 @@ class Judge:
         session = sessions.get(self.disk.conn, id_)
         assert session is not None
         stored, _ = records.read(self.disk.conn, id_, first=session.context_from, last=session.record_seq)
-        # Both made whole: in memory, results stand in the order in which they came.
+        # Both normalized: in memory, results are in the order in which they arrived.
         read = as_read(prompt.records)
         expected, given = [_gist(r) for r in as_read(stored)], [_gist(r) for r in read]
-        if len(expected) == len(given):  # a result that is too long for what is left of a window is read in part
+        if len(expected) == len(given):  # a result that is too long for the rest of the window is truncated
             expected = [_as_cut(e, r.body) for e, r in zip(expected, read, strict=True)]
         if expected != given:
             pairs = zip(expected, given, strict=False)
             differs = next((f"has {g} for {e}" for e, g in pairs if e != g), f"has {len(given)} for {len(expected)}")
             self.blame("context", f"the context of {short(prompt.session)} {differs}")
 
-    # Lives
+    # --- processes ---
 
     def cut_off(self, house: SimulatedHouse) -> None:
-        """This house went down, or stands still while another opens: what it was running is cut off."""
+        """Record that a server was killed, or is paused while another starts: its runs are interrupted."""
         once = {agent.name for agent in self.staff if agent.delivery is Delivery.AT_MOST_ONCE}
         for run, agent in self._running.items():
             if self._worker[run] is house and agent in once:
                 self._not_after.setdefault(run, house.number)
 
-    # After every commit
+    # --- after every commit ---
 
     def committed(self, house: SimulatedHouse, point: str) -> None:
         self.commits += 1
@@ -397,7 +397,7 @@ class Judge:
             case Change("accepted", id_, seq, accepted_ms):
                 self.note("+ {} to {}, {}", short(id_), short(change.c or "nobody"), change.d)
                 if house.replaced:
-                    self._excused.add(id_)  # it wakes its own lanes, not those of the house that serves now
+                    self._excused.add(id_)  # it wakes its own lanes, not those of the running server
                 if seq != self._envelope_seq + 1:
                     self.blame("news", f"envelope {short(id_)} has the number {seq} after {self._envelope_seq}")
                 if accepted_ms < self._accepted_ms:
@@ -453,7 +453,7 @@ class Judge:
         if old_epoch != new_epoch:
             if old == "running" and self._worker[run] is not house:
                 self.takeovers += 1
-                # A house that stood still before its claim does not know of the crash that the others saw in it.
+                # A server that was paused before its claim does not know of the crash that others saw.
                 if attempts != 1 and not house.replaced:
                     self.blame("status", f"run {short(run)} was cut off and taken up, which is {attempts} attempts")
             self._worker[run] = house
@@ -462,14 +462,14 @@ class Judge:
             return
         self.note("  run {} {} -> {}", short(run), old, new)
         self._running.pop(run, None)
-        self._not_after.pop(run, None)  # if it was parked, then by its own worker after all: nothing was cut off
+        self._not_after.pop(run, None)  # if it was suspended, then by its own worker: nothing was interrupted
         if new == "running":
             (self._running[run],) = self._one("SELECT agent FROM runs WHERE id = ?", run) or ("",)
         elif new != "parked":
             self._open.discard(run)
 
     def _judge_worker(self, run: str | None, house: SimulatedHouse, point: str) -> None:
-        """Who writes for a run: only while it is open, and only whoever took it up last."""
+        """Check that only the worker that claimed a run last writes for it, and only while the run is open."""
         if run is None:
             return
         worker = self._worker[run]
@@ -479,7 +479,7 @@ class Judge:
             self.blame("fenced", f"{house} wrote {point} for run {short(run)}, which {worker} has taken over")
 
     def _judge_order(self, taken: Iterable[Change], point: str) -> None:
-        """Nothing that was due earlier is left behind. Steering takes mail of one sender out of the line, in order."""
+        """Check that no earlier due envelope was left behind. Steering takes one sender's envelopes, in order."""
         (now_ms,) = self._one("SELECT latest_ms FROM house") or (0,)
         for change in taken:
             row = self._one('SELECT "rank", due_ms, seq, sender FROM envelopes WHERE id = ?', change.id)
@@ -495,7 +495,7 @@ class Judge:
             if point == "step" and self._one(_STEERED, change.id) is None:
                 self.blame("order", f"{short(change.id)} steers a run of somebody else's")
 
-    # Now and then, and in the end
+    # --- regularly, and at the end ---
 
     def check_ledger(self, now_ms: int) -> None:
         found = ledger.check(self.disk.conn, now_ms=now_ms)
@@ -503,7 +503,7 @@ class Judge:
             self.blame("ledger", "; ".join(line for e in found.equations if not e.ok for line in e.lines()))
 
     def open_business(self) -> list[str]:
-        """What still waits or works: due mail, running or parked runs, sessions that are awake."""
+        """Returns what still waits or works: due envelopes, running or suspended runs, sessions that are awake."""
         (now_ms,) = self._one("SELECT latest_ms FROM house") or (0,)
         found = [
             f"envelope {short(id_)} {status} in {short(session or 'nowhere')} since {now_ms - due_ms} ms"
@@ -529,13 +529,14 @@ class Judge:
         ]
 
     def excuse(self, source: str, key: str) -> None:
-        """Whoever sent this went away before the house could tell itself about it: the alarm will find it."""
+        """Excuse an envelope whose sender left before the server could wake its lane: the timer will find it."""
         self._excused_keys.add((source, key))
 
     def check_promptness(self, house: SimulatedHouse, now_s: float, *, jumped: bool) -> None:
-        """Mail that is due is taken at once, or waits for a slot: a wake-up that got lost shows here.
+        """Check that a due envelope is taken at once or waits for a slot. This detects a lost wake-up.
 
-        `jumped`: the wall clock did, so that future mail is due by now and the alarm will find out within a minute.
+        `jumped`: the wall clock jumped, so that deferred envelopes are due by now. The server's
+        timer notices that within a minute.
         """
         idle: dict[str, str] = {}
         for id_, session, source, key in self._all(_WAITING, jumped):
@@ -553,11 +554,11 @@ class Judge:
                 self.blame("silence", f"{story} nobody has attended to it, nor waited for a slot")
 
     def forgive_waiting(self) -> None:
-        """Something made everyone wait: whatever waits may start over."""
+        """Restart the waiting times, because something delayed everything."""
         self._idle_since = {}
 
     def check_the_end(self) -> None:
-        """The house is at rest, for good: every promise to the outside has been kept."""
+        """Check, once the server is idle for good, that every promise to the outside was kept."""
         for ack in self.acknowledged:
             self._check_outcome(ack)
         self._check_news()
@@ -586,7 +587,8 @@ class Judge:
         elif outcome in ("answered", "noted", "delivered") or quiet or ack.envelope in self._refused_at_the_door:
             return None
         elif sender.startswith("schedule:"):
-            # A schedule has no ears: how a run of it ended is told to a person, and what never ran to nobody.
+            # A schedule has no recipient for notices. How its run ended is reported to a person;
+            # what never ran is not.
             told = run is None or self._one(_NOTICE, "%", ack.envelope, run)
         else:
             told = self._one(_NOTICE, sender, ack.envelope, run)
@@ -595,7 +597,7 @@ class Judge:
         return None
 
     def _check_news(self) -> None:
-        """Whoever only follows the news learns how every envelope ended."""
+        """Check that a reader of the events alone learns how every envelope ended."""
         told: set[str] = set()
         for kind, envelope, body in self._all("SELECT kind, envelope, body FROM news"):
             if kind == "envelope.settled":
@@ -613,7 +615,7 @@ class Judge:
             self.blame("status", f"the approval {short(id_)} was decided after it had expired")
 
     def _check_witness(self) -> None:
-        """What the store says was done was done, exactly so."""
+        """Check that every call that is stored as done happened, with the stored arguments."""
         done = {performed.call: performed for performed in self.performed}
         closed = self._all(
             "SELECT s.call, r.body FROM steps s JOIN runs ON runs.id = s.run JOIN records r"
@@ -630,7 +632,7 @@ class Judge:
                 self.blame("intent", f"the call {call['id']} was performed with other arguments than were written down")
 
     def _check_history(self, session: str) -> None:
-        """Raw, as it is stored: numbered without a gap, each call followed by its results, each envelope read once."""
+        """Check the stored records: no gap, each call followed by its results, each envelope read once."""
         found, damaged = records.read(self.disk.conn, session, first=0, last=2**60)
         if damaged or [r.seq for r in found] != list(range(1, len(found) + 1)):
             self.blame("records", f"the records of {short(session)} have a gap or are damaged")
@@ -655,7 +657,7 @@ class Judge:
         self._check_context(session, found)
 
     def _check_context(self, session: str, found: Sequence[Record]) -> None:
-        """Where a context begins is what its newest mark or summary says, and its summaries are counted."""
+        """Check that the context begins where its newest mark or summary says, and that its summaries are counted."""
         mark = max(record.seq for record in found if isinstance(record.body, Mark))
         told = [r.body for r in found if isinstance(r.body, Summary) and r.seq > mark]
         expected = (told[-1].kept_from if told else mark, len(told))
@@ -679,7 +681,7 @@ class Judge:
                 self.blame("lost", f"{short(id_)} is {outcome}, and no model has read it")
 
     def _check_answers(self) -> None:
-        """One answer to each question, in each session in the order in which its runs began."""
+        """Check that each question has one answer, per session in the order in which the runs began."""
         answers = self._all(
             "SELECT a.sender, a.reply_to, q.run, n.seq FROM envelopes a JOIN envelopes q ON q.id = a.reply_to"
             " JOIN news n ON n.run = q.run AND n.kind = 'run.started' WHERE a.kind = 'answer' ORDER BY a.seq"
@@ -695,12 +697,13 @@ class Judge:
             began[sender] = seq
 
     def _check_handed(self) -> None:
-        """What came of work that was handed on was read once: by the call that waited for it, or as mail."""
+        """Check that each result of delegated work was read once: by the waiting call, or as an envelope."""
         told: Counter[str] = Counter()
         for delegation, session, call, because, result, text, status in self._all(
             "SELECT d.id, d.session, d.call, d.because, d.result, e.text, r.status"
             " FROM delegations d JOIN runs r ON r.id = d.run"
-            " LEFT JOIN envelopes e ON e.id = d.result WHERE d.kind <> 'external'"  # of which the far end knows more
+            # `SimulatedExternalAgent` checks those
+            " LEFT JOIN envelopes e ON e.id = d.result WHERE d.kind <> 'external'"
         ):
             if result is None:
                 continue
@@ -715,14 +718,14 @@ class Judge:
                 "",
                 "",
             )
-            # A run that was stopped with the answer in its hands has told whoever asked it that it was.
+            # A run that was stopped while it held the answer has reported the stop to its requester.
             least = 0 if because.startswith("the run ") and status != "completed" else 1
             if not least <= told[result] <= 1 and outcome in ("noted", "answered"):
                 story = f"what came of {short(delegation)} is {outcome} ({because}) and was read {told[result]} times"
                 self.blame("handed", story)
 
     def _collected(self, found: Sequence[Record], delegation: str, text: str) -> Iterable[int]:
-        """Results of calls that say what came of a delegation; each must say what was really said."""
+        """Yield 1 for each tool result that contains the result of a delegation, and check its text."""
         for record in found:
             body = record.body
             if not isinstance(body, ToolResult | Note) or delegation not in _output(body):
@@ -735,10 +738,10 @@ class Judge:
                 self.blame("handed", f"the call that asked {short(delegation)} was told something else: {said[:80]!r}")
             yield 1
 
-    # Looking things up
+    # --- lookups ---
 
     def _place(self, session: str) -> tuple[str, LaneKind]:
-        """The agent of a session, and the kind of its lane."""
+        """Returns the agent of a session and the kind of its lane."""
         if session not in self._places:
             row = self._one("SELECT agent, origin_kind FROM sessions WHERE id = ?", session)
             assert row is not None
@@ -757,7 +760,7 @@ def _gist(record: Record) -> tuple[Any, ...]:
 
 
 def _as_cut(whole: tuple[Any, ...], read: object) -> tuple[Any, ...]:
-    """What is in the store, cut where what was read of it is, if that says so."""
+    """Returns the stored value, truncated as the read one is, if that one says so."""
     body = whole[-1]
     if not (isinstance(body, ToolResult) and isinstance(read, ToolResult) and body != read):
         return whole
@@ -766,7 +769,7 @@ def _as_cut(whole: tuple[Any, ...], read: object) -> tuple[Any, ...]:
 
 
 def _told_as_error(found: Sequence[Record], call: str, because: str) -> int:
-    """Results that say why a subagent could not start, as a call does that is repeated after a crash."""
+    """Returns how many results say why a subagent could not start, as a call repeated after a crash does."""
     results = (r.body for r in found if isinstance(r.body, ToolResult) and r.body.call == call)
     return sum(_json_in(result.output).get("error") == because for result in results)
 
@@ -776,7 +779,7 @@ def _output(body: ToolResult | Note) -> str:
 
 
 def _json_in(text: str) -> dict[str, Any]:
-    """The object that a result holds, with whatever stands before it."""
+    """Returns the JSON object that a result contains, ignoring any text before it."""
     try:
         return json.loads(text[text.index("{") :])
     except ValueError:

@@ -1,4 +1,14 @@
-"""A whole house for a test: real store, real engine, scripted model, hand-turned clock. Can be crashed and reopened."""
+"""A complete retinue instance inside a test: real store, real engine, scripted model, fake clock.
+
+`LocalInstance` holds what survives a crash. `LocalInstance.run` starts a `LocalServer` on it, which
+a test may crash and start again.
+
+    instance = LocalInstance(tmp_path)
+    instance.model.will_reply("Lunch with Noor.")
+    async with instance.run() as server:
+        receipt = await server.send("What is on today?")
+        assert await server.wait_for_answer(receipt.envelope) == "Lunch with Noor."
+"""
 
 from __future__ import annotations
 
@@ -85,7 +95,7 @@ from retinue.tools.session_status import SessionStatus
 from retinue.tools.toolbox import Toolbox
 
 WAIT_S = WAIT_LIMIT_S
-LOOK_S = 0.05  # not everything that is waited for is told as news
+LOOK_S = 0.05  # some conditions change without an event, so poll as well
 
 
 async def _no_walls() -> Sandbox:
@@ -93,12 +103,12 @@ async def _no_walls() -> Sandbox:
 
 
 def boss(name: str) -> Principal:
-    """Someone who may decide about everything."""
+    """Returns a person with the permission level `boss`, who may decide about everything."""
     return Principal(address=address.person(name), level=PermissionLevel.BOSS, trust=Trust.OWNER)
 
 
 class CountedIds:
-    """Ids in a fixed order, spread so that short ids differ."""
+    """Ids in a fixed order. They are spread, so that their short forms differ."""
 
     def __init__(self, seed: int = 0) -> None:
         self._count = itertools.count(seed * 1_000_000 + 1)
@@ -110,7 +120,11 @@ class CountedIds:
 
 @dataclass(slots=True)
 class House:
-    """An open house."""
+    """A running server of a `LocalInstance`.
+
+    `send` puts an envelope into the intake, `wait_for_outcome` and `wait_for_answer` follow it, and
+    `crash` ends the server as `kill -9` would.
+    """
 
     household: Household
     store: Store
@@ -134,6 +148,11 @@ class House:
         kind: Kind = Kind.MESSAGE,
         **kw: Any,
     ) -> Receipt:
+        """Accept one envelope and return its receipt.
+
+        Without an idempotency `key`, every call is a new envelope. Further keywords are fields of
+        the draft.
+        """
         id_ = EnvelopeId(self.household.ids.new())
         kw.setdefault("trust", Trust.OWNER if sender == "person:owner" else Trust.PERSON)
         draft = Draft(
@@ -149,13 +168,16 @@ class House:
         return await self.inbox.post(draft)
 
     async def outcome(self, envelope: str) -> Settled:
-        """Wait until an envelope is settled."""
+        """Wait until an envelope is settled, and return its outcome."""
         return await self.eventually(
             partial(envelopes.settled, id_=envelope), what=f"envelope {envelope[:8]} to settle"
         )
 
     async def answer_to(self, envelope: str) -> str:
-        """Wait for the answer, and read it."""
+        """Wait for the answer to an envelope, and return its text.
+
+        Raises `AssertionError` if the envelope ends without an answer.
+        """
         settled = await self.outcome(envelope)
         if settled.answer is None:
             raise AssertionError(f"no answer: {settled.outcome}, because {settled.because}")
@@ -165,7 +187,10 @@ class House:
         return found.text
 
     async def eventually(self, body: Any, *, what: str) -> Any:
-        """Wait until `body(conn)` gives something other than None or False."""
+        """Wait until `body(conn)` returns something other than None or False, and return that.
+
+        `what` completes the message of the failure: "waited 120 s in vain for ...".
+        """
         watcher = self.live.watch(None)
         try:
             async with asyncio.timeout(WAIT_LIMIT_S):
@@ -175,19 +200,19 @@ class House:
                     if found is not None and found is not False:
                         return found
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(watcher.changed.wait(), LOOK_S)  # time limit: then it looks anyway
+                        await asyncio.wait_for(watcher.changed.wait(), LOOK_S)  # time limit: then it polls
         except TimeoutError:
             raise AssertionError(f"waited {WAIT_LIMIT_S:g} s in vain for {what}") from None
         finally:
             self.live.unwatch(watcher)
 
     async def quiet(self) -> None:
-        """Wait until no lane works, no room is served and nothing due waits."""
+        """Wait until no lane is working and the outbox has nothing to send."""
         await asyncio.sleep(0)
         await wait_until(lambda: not (self.engine.active or self.outbox.active), "the house is at rest", poll_s=0.005)
 
     async def mail_for(self, person: str) -> list[Envelope]:
-        """Everything that was ever delivered to a person, oldest first."""
+        """Returns all envelopes ever addressed to a person, oldest first."""
         statement = (
             sa.select(envelope_table)
             .where(envelope_table.c.recipient == f"person:{person}")
@@ -212,7 +237,7 @@ class House:
         return found
 
     async def sql(self, statement: str, **parameters: Any) -> list[Any]:
-        """Look at, or damage, the store from behind."""
+        """Execute SQL directly on the store, to inspect it or to damage it."""
 
         def body(conn: sa.Connection) -> list[Any]:
             result = conn.execute(sa.text(statement), parameters)
@@ -233,7 +258,7 @@ class House:
 
 @dataclass(slots=True)
 class Ways:
-    """A way to people, for tools that are made before there is an engine."""
+    """A reference to the engine, for tools that are created before the engine is."""
 
     of: EmbeddedEngine | None = None
 
@@ -252,7 +277,12 @@ class Ways:
 
 @dataclass(slots=True)
 class Household:
-    """What outlives a crash: the store's place, the clock, the model's script."""
+    """An instance for tests: what survives a crash of its server.
+
+    Only the data directory `root` is needed. The defaults are one agent, `ada`, whose model is
+    `model`, and the people `maria` and `owner`. Change fields before `run`. Several servers may run
+    one after another.
+    """
 
     root: Path
     clock: Any = field(default_factory=FakeClock)
@@ -264,23 +294,25 @@ class Household:
     zone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))
     faults: Faults = NO_FAULTS
     tools: Sequence[Tool] = ()
-    furnishing: Callable[[Store, Ways], Sequence[Tool]] | None = None  # tools that need a store, or somebody to ask
-    # Outside senders have all tools here, so that what else bounds them can be seen.
+    furnishing: Callable[[Store, Ways], Sequence[Tool]] | None = None  # tools that need a store, or the engine
+    # Outside senders get all tools here, so that tests see the effect of the other limits.
     rules: ToolSettings = ToolSettings(outside_senders=OutsideLists(profile="full"))
     asking: ApprovalSettings = field(default_factory=ApprovalSettings)
-    models: Sequence[Model] = ()  # beside the scripted one
+    models: Sequence[Model] = ()  # in addition to the scripted one
     connectors: dict[str, Connector] = field(default_factory=dict[str, Connector])
-    lines: Mapping[str, ConnectorSettings] = field(default_factory=dict[str, ConnectorSettings])  # made as these say
-    kinds: dict[str, ConnectorKind] = field(default_factory=dict[str, ConnectorKind])  # beside the house's own
-    keeper: Callable[[Store, Inbox], Keeper] | None = None  # who stands at the doors; None: they are open
-    press: TakePress | None = None  # None: presses decide, as they do in every house
+    # connectors to create from settings
+    lines: Mapping[str, ConnectorSettings] = field(default_factory=dict[str, ConnectorSettings])
+    # in addition to the built-in platforms
+    kinds: dict[str, ConnectorKind] = field(default_factory=dict[str, ConnectorKind])
+    keeper: Callable[[Store, Inbox], Keeper] | None = None  # None: everyone may write
+    press: TakePress | None = None  # None: a press answers its approval, as in a real server
     speech: Callable[[], SpeechSettings] | None = None
-    why_not: WhyNot = everywhere  # where agents may not write
+    why_not: WhyNot = everywhere  # where agents may not send
     sending: Bounds = field(default_factory=Bounds)
-    words: Words = PLAIN_WORDS  # how they leave by every door
+    words: Words = PLAIN_WORDS  # the same for every connector
     engine: Callable[..., EmbeddedEngine] = EmbeddedEngine
     gates: AskGate = no_gates
-    through: Callable[[Store], Store] = lambda store: store  # what the house reaches its store through
+    through: Callable[[Store], Store] = lambda store: store  # wraps the store that the server uses
     settings: Settings | None = None
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     equipment: Equipment = NO_EQUIPMENT
@@ -297,6 +329,11 @@ class Household:
 
     @asynccontextmanager
     async def open(self, *, drain_s: float = 5.0) -> AsyncGenerator[House]:
+        """Start a server on this instance, and stop it at the end of the block.
+
+        `drain_s`: how long runs and deliveries may take to finish at the end. After `crash` they
+        are abandoned at once.
+        """
         database = self.url or self.root / "house.db"
         if isinstance(database, Path):
             place_empty_store(database)
@@ -339,7 +376,7 @@ class Household:
         return self.equipment
 
     async def furnish(self, store: Store) -> House:
-        """Put an engine into a store."""
+        """Build all parts of a server on an open store, and start them."""
         await store.write(partial(_settle_in, household=self, at_ms=to_ms(self.clock.now())), point="setup")
         live = Live()
         store.on_commit(live.committed)
@@ -407,7 +444,7 @@ class Household:
         asks.of = engine
         outbox.on_wake(engine.wake)
         inbox = Inbox(store, clock, engine.wake, engine.seat, engine.command)
-        # Whoever speaks in a channel speaks with the first of the staff, unless someone stands at the door.
+        # Without access control, the first agent answers in every channel.
         open_door = OpenDoor(lambda _channel: address.agent(self.agents[0].name))
         keeper = self.keeper(store, inbox) if self.keeper is not None else open_door
         presses = Presses(store, clock, engine.wake, self.connectors)

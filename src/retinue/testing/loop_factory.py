@@ -1,4 +1,4 @@
-"""A loop for a house that was furnished by hand: its models by name, and settings as they come."""
+"""Builds the agent loop of a test server from given models and settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from retinue.tools.toolbox import Toolbox
 
 
 class Thinking:
-    """The parts of a house that think. `settings` may be exchanged while it is open."""
+    """The model router, the agent loop and the session options of a test server.
+
+    `settings` may be replaced while the server runs.
+    """
 
     def __init__(
         self,

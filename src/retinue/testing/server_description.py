@@ -1,6 +1,6 @@
-"""Describes a server for the report of a failed test: the end of its log, and `why` for the envelopes in question.
+"""Describes a server for the report of a failed test: the end of its log, and `why` for relevant envelopes.
 
-Everything is read from files, so that a server that hangs or was killed is described as well as any other.
+Everything is read from files, so that a server that hangs or was killed can be described, too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FAILED = (Outcome.DEAD, Outcome.INTERRUPTED, Outcome.REFUSED, Outcome.EXPIRED)
 
 _unsettled = (
     sa.select(t.envelopes.c.id)
-    .where(t.envelopes.c.status != t.DONE, t.envelopes.c.due_ms < MS_MAX)  # later: the next of a schedule
+    .where(t.envelopes.c.status != t.DONE, t.envelopes.c.due_ms < MS_MAX)  # later: the next occurrence of a schedule
     .order_by(t.envelopes.c.seq.desc())
     .limit(UNSETTLED_MAX)
 )
@@ -64,7 +64,7 @@ _run_of = sa.select(t.envelopes.c.run).where(t.envelopes.c.id == sa.bindparam("i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSource:
-    """Where a server keeps what happened. Without a log file, it runs in this process and logs to it."""
+    """Where a server stores its data and log. Without a log file, it runs in this process and logs to it."""
 
     database: Path | str | sa.Connection
     log: Path | None = None
@@ -76,11 +76,11 @@ class ServerSource:
         return Description(texts=texts)
 
 
-# The log
+# --- log ---
 
 
 def log_text(path: Path) -> str:
-    """The last lines of a log file, redacted."""
+    """Returns the last lines of a log file, redacted."""
     if not path.exists():
         return f"{path} does not exist."
     with path.open("rb") as file:
@@ -90,11 +90,11 @@ def log_text(path: Path) -> str:
     return f"The end of {path}:\n{last_lines(text)}" if text else f"{path} is empty."
 
 
-# Why
+# --- why ---
 
 
 def within(seconds: float, work: Callable[[], str]) -> str:
-    """What `work` returns. If it raises or takes longer, a sentence that says so."""
+    """Returns the result of `work`, or a sentence if it raises or takes longer than the limit."""
     said: list[str] = []
 
     def body() -> None:
@@ -110,7 +110,7 @@ def within(seconds: float, work: Callable[[], str]) -> str:
 
 
 def why_text(database: Path | str | sa.Connection, error: BaseException | None) -> str:
-    """What `why` says of the envelopes and runs that the error names, that are unsettled or failed, or came last."""
+    """Returns the output of `why` for envelopes and runs that the error names, or that are open, failed or newest."""
     with _connection(database) as conn:
         told = [paragraph for paragraph in _paragraphs(conn, ids_named_by(error)) if paragraph]
     where = f"Read from {database}. " if isinstance(database, Path) else ""
@@ -166,7 +166,7 @@ def _in_question(conn: sa.Connection, named: list[str]) -> Iterator[tuple[str, l
 
 
 def _known(conn: sa.Connection, named: list[str]) -> Iterator[str]:
-    """Those of the ids that belong to an envelope or a run."""
+    """Yield those of the ids that belong to an envelope or a run."""
     for text in named:
         try:
             noun, id_ = find(conn, text)
@@ -184,7 +184,7 @@ def _shortened(lines: list[str]) -> list[str]:
 
 
 def ids_named_by(error: BaseException | None) -> list[str]:
-    """What looks like an id in the error's message, and in the variables where it was raised, innermost first."""
+    """Returns possible ids from the error's message and from local variables in its traceback, innermost first."""
     if error is None:
         return []
     found = _ID.findall(str(error)[:LOG_BYTES_MAX])

@@ -1,4 +1,4 @@
-"""Who is in a simulation, and what is said there: drawn from its seed."""
+"""Draws the agents, people, conversations and model replies of a simulation from its seed."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from retinue.testing.simulated_external_agent import rex
 from retinue.testing.simulated_schedules import plan
 from retinue.testing.simulated_server import BREAKS_OFF, MODEL, SMALL, SPARE, WINDOWS, is_summary
 
-TOKENS_PER_CHAR = 2  # the models count more than the house thinks, so that conversations soon fill a small window
+TOKENS_PER_CHAR = 2  # more than the server estimates, so that conversations soon fill a small context window
 LONG_WORDS = "and so on " * 200
 PEOPLE = ("owner", "maria", "noor")
 NAMES = (
     *("ada", "bob", "cleo", "dan", "eve", "fay", "gus", "hal", "ida", "jan"),
     *("kim", "lou", "max", "nia", "ole", "pia", "quin", "rea", "sol", "tom"),
 )
-WRITTEN_TO = 6  # people write to so many of them; the others work by the clock, and for each other
+WRITTEN_TO = 6  # people write to so many agents; the others get work from schedules and from each other
 
 
 @dataclass(frozen=True, slots=True)
 class Correspondence:
-    """Who writes to whom, and in which conversation."""
+    """Who writes to which agent, and in which conversation."""
 
     sender: str
     agent: str
@@ -43,7 +43,7 @@ class Correspondence:
 
 
 class Casting:
-    """Who works here, with which bounds, and who writes to them: drawn once for each seed."""
+    """Draws the agents, their limits and the conversations with them, once per seed."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -88,14 +88,14 @@ class Casting:
         return Slots(main=chance.randint(2, 6), schedule=chance.randint(2, 6), subagent=chance.randint(1, 4))
 
     def ready_max(self) -> int:
-        """In some houses fewer lanes fit in memory than there are: the rest must be found again in the store."""
+        """Draw how many lanes fit in memory. If fewer than exist, the others must be found again in the store."""
         return self._chance.choice((READY_MAX, READY_MAX, 2))
 
     def price_microusd(self) -> int:
         return self._chance.choice((0, 100))
 
     def correspondence(self, staff: list[Agent]) -> list[Correspondence]:
-        """10 to 20 conversations. One person may have several with one agent, and two may share one."""
+        """Draw 10 to 20 conversations. A person may have several with one agent, and two people may share one."""
         chance = self._chance
         made: list[Correspondence] = []
         for number in range(chance.randint(10, 20)):
@@ -119,9 +119,9 @@ def tool_rules(chance: random.Random) -> ToolRules:
 
 
 def say(model: str, prompt: Prompt, chance: random.Random, *, plans: bool = True) -> Line:
-    """What a model says: mostly something plain, sometimes calls, rarely nothing or nonsense, or that it cannot.
+    """Draw a model's reply: mostly text, sometimes tool calls, rarely nothing, nonsense or a failure.
 
-    Where it `plans`, it also sets schedules, of which some come every minute.
+    With `can_schedule`, it may also create schedules, some of which run every minute.
     """
     tokens = sum(map(_length, prompt.records)) * TOKENS_PER_CHAR
     after_s = chance.choices((0.0, chance.uniform(0.01, 3), chance.uniform(3, 40), 70.0, 5000.0), (40, 42, 15, 2, 1))[0]
@@ -147,7 +147,7 @@ def _line(prompt: Prompt, chance: random.Random) -> Line:
         return Line(text="I was about to", thinking=BREAKS_OFF)
     if luck < (0.7 if _works_for_another(prompt) else 0.5) / (
         1 + replies / 2
-    ):  # some runs are long enough to be compacted in their middle
+    ):  # some runs are long enough to be compacted in the middle
         words = chance.choices(("One moment.", f"One moment {LONG_WORDS}"), (70, 30))[0]
         return Line(text=words, calls=tuple(_calls(prompt, chance)))
     words = f"Done, {prompt.records[-1].seq}."
@@ -155,7 +155,7 @@ def _line(prompt: Prompt, chance: random.Random) -> Line:
 
 
 def _works_for_another(prompt: Prompt) -> bool:
-    """Whether these are words of an agent: all others write letters, and say so."""
+    """Returns whether the last turn is from another agent. All other senders' texts contain "letter "."""
     turns = [record.body.text for record in prompt.records if isinstance(record.body, UserTurn)]
     return bool(turns) and "letter " not in turns[-1]
 
@@ -200,7 +200,8 @@ def _calls(prompt: Prompt, chance: random.Random) -> list[tuple[str, dict[str, A
     made: list[tuple[str, dict[str, Any]]] = []
     for number in range(chance.choice((1, 1, 1, 2, 3))):
         tool = chance.choices(list(_TOOLS), list(_TOOLS.values()))[0]
-        if chance.random() < 0.4 and _works_for_another(prompt):  # so that some have to ask while others wait for them
+        # so that some runs need an approval while others wait for them
+        if chance.random() < 0.4 and _works_for_another(prompt):
             tool = "sign_line"
         words = f"{short(prompt.session)}-{prompt.records[-1].seq}-{number}-{chance.randrange(10**6)}"
         match tool:
@@ -225,7 +226,7 @@ def _calls(prompt: Prompt, chance: random.Random) -> list[tuple[str, dict[str, A
 
 
 def _asking(words: str, chance: random.Random) -> dict[str, Any]:
-    """Work for another agent: waited for a while, for long or not at all."""
+    """Draw the arguments of a delegation: waited for briefly, for long or not at all."""
     return {
         "agentId": chance.choice((*NAMES, ELSEWHERE)),
         "content": words,

@@ -1,8 +1,9 @@
-"""An agent that runs elsewhere, in a storm: letters reach it, and what it says comes in by the door of the house.
+"""The external agent of a simulation: it receives requests over HTTP and answers with signed callbacks.
 
-It outlives every house, keeps its own log of what was brought and of what the house said to have heard, and is as hard
-to work with as such places are: it answers at once, late, twice, never, after the deadline or after a restart, names
-the letter that it answers or does not, says things that nobody asked for, and sometimes signs with a wrong key.
+It survives every server, and logs what it received and what the server confirmed. It is as
+difficult as real services are. It answers at once, late, twice, never, after the deadline or after
+a restart. It may or may not name the request that it answers. It sends unrequested messages, and
+sometimes signs with a wrong key.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ RESTART_WAITED_FOR_S = 300.0
 
 
 def rex(chance: random.Random) -> Agent:
-    """Who works elsewhere, with bounds that are drawn."""
+    """Draw the external agent with its limits."""
     return Agent(
         name=NAME,
         runner=EXTERNAL,
@@ -64,9 +65,9 @@ def rex(chance: random.Random) -> Agent:
 
 
 class Mood(StrEnum):
-    """What becomes of a letter there."""
+    """How the agent answers a request."""
 
-    AT_ONCE = "answered at once"  # before the request that brings it has ended
+    AT_ONCE = "answered at once"  # before the request itself has ended
     SOON = "answered soon"
     LATE = "answered late"
     TWICE = "answered twice"
@@ -75,8 +76,8 @@ class Mood(StrEnum):
     NEVER = "never answered"
     TOO_LATE = "answered after the deadline"
     RESTARTED = "answered after a restart"
-    MUSED = "answered with a word more"  # which answers nothing
-    MIXED_UP = "answered after another's"  # what is said first names a letter of another session
+    MUSED = "answered with a word more"  # an additional message that answers no request
+    MIXED_UP = "answered after another's"  # the first message names a request of another session
 
 
 _MOODS = {
@@ -95,14 +96,14 @@ _MOODS = {
 
 
 class Taking(StrEnum):
-    """What the place says to a request that brings a letter."""
+    """How the agent's HTTP endpoint responds to a request."""
 
     TAKEN = "taken"
     BUSY = "busy"
     THROTTLED = "throttled"
     REFUSED = "refused"
     UNREACHABLE = "unreachable"
-    SILENT = "silent"  # it has the letter, and whoever brought it never hears so
+    SILENT = "silent"  # it accepts the request, but the response never arrives
 
 
 _TAKINGS = {
@@ -117,14 +118,14 @@ _STATUSES = {Taking.TAKEN: 202, Taking.BUSY: 503, Taking.THROTTLED: 429, Taking.
 
 
 class Brought(NamedTuple):
-    """A letter as it came in there."""
+    """A request, as the agent received it."""
 
     id: str
     session: str
 
 
 class Said(NamedTuple):
-    """Something said to a session. `request`: the letter that it names, if any."""
+    """A callback to a session. `request` is the request that it names, if any."""
 
     session: str
     message: str
@@ -133,14 +134,14 @@ class Said(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What the house said of it."""
+    """The server's response to a callback."""
 
     envelope: str
     answers: str | None
 
 
 class Wire(Http):
-    """The way out of one house: everything that it posts comes to the one place there is, while its power lasts."""
+    """The HTTP client of one server: every request goes to the external agent while the server is alive."""
 
     def __init__(self, house: SimulatedHouse, far: FarEnd) -> None:
         super().__init__(Guard())
@@ -160,11 +161,13 @@ class Wire(Http):
 
 @dataclass(slots=True, kw_only=True)
 class FarEnd:
+    """The external agent, which survives every server of the simulation."""
+
     seed: int
     raw: sqlite3.Connection
     clock: VirtualClock
-    timeout_s: float  # how long the house waits for an answer
-    house: Callable[[], SimulatedHouse | None]  # the one that serves now
+    timeout_s: float  # how long the server waits for an answer
+    house: Callable[[], SimulatedHouse | None]  # the running one
     do: Callable[[Coroutine[Any, Any, None]], None]
     note: Callable[..., None]
     blame: Callable[[str, str], None]
@@ -174,12 +177,12 @@ class FarEnd:
     _said: dict[tuple[str, str], list[Said]] = field(default_factory=dict[tuple[str, str], list[Said]])
     _heard: dict[Said, Heard] = field(default_factory=dict[Said, Heard])
 
-    # Letters come in
+    # --- requests ---
 
     async def take(
         self, house: SimulatedHouse, headers: Mapping[str, str], content: bytes, *, timeout_s: float
     ) -> tuple[int, dict[str, str]]:
-        """The status of the answer, and its headers."""
+        """Handle one request. Returns the status and headers of the response."""
         letter = self._read(headers, content)
         self._times[letter.id] += 1
         chance = random.Random(f"taking {self.seed} {letter.id} {self._times[letter.id]}")
@@ -208,7 +211,7 @@ class FarEnd:
             self.blame("handed", f"the letter {short(letter.id)} is to be answered elsewhere: {body['callbackUrl']}")
         return letter
 
-    # Answers go out
+    # --- callbacks ---
 
     def _work_on(self, letter: Brought, *, by: SimulatedHouse) -> None:
         chance = random.Random(f"mood {self.seed} {letter.id}")
@@ -250,7 +253,7 @@ class FarEnd:
                 await self._say(first, chance)
             case Mood.SOON | Mood.NEVER:
                 await self._say(first, chance, after_s=chance.uniform(0, 3))
-        if chance.random() < 0.3:  # whoever is not sure says it once more
+        if chance.random() < 0.3:  # an uncertain sender repeats it
             await self._say(first, chance, after_s=chance.choice((0.0, 5.0, 100.0)))
 
     def _words(self, letter: Brought, number: int, chance: random.Random) -> Said:
@@ -266,7 +269,7 @@ class FarEnd:
             await asyncio.sleep(5)  # sleep: virtual time
 
     async def _say(self, said: Said, chance: random.Random, *, after_s: float = 0.0) -> None:
-        """As a client does: until the house answers, the same again under the same id."""
+        """Send a callback as a client does: repeat it with the same id until the server responds."""
         if after_s:
             await asyncio.sleep(after_s)  # sleep: virtual time
         self._said.setdefault((said.session, said.message), [])
@@ -278,7 +281,10 @@ class FarEnd:
             await asyncio.sleep(chance.uniform(0.1, 10))  # sleep: virtual time
 
     async def _try(self, house: SimulatedHouse, said: Said, chance: random.Random) -> bool:
-        """Whether the house has answered. It may go down before it does, and then nobody knows what it kept."""
+        """Send a callback once. Returns whether the server responded.
+
+        A server that goes down before it responds may or may not have stored the callback.
+        """
         from retinue.testing.simulated_server import Unreachable
 
         body = said.text.encode()
@@ -306,7 +312,7 @@ class FarEnd:
         return True
 
     def _here(self) -> object:
-        """Since when this agent is known in the house: there is no key of one who was let go."""
+        """Returns the agent's current version in the store, or None if it was removed and so has no key."""
         found = self.raw.execute("SELECT version, removed_ms FROM agents WHERE name = ?", (NAME,)).fetchone()
         return found if found is not None and found[1] is None else None
 
@@ -324,10 +330,10 @@ class FarEnd:
         if heard.answers is not None and said.request not in ("", heard.answers):
             self.blame("handed", f"{said.message} names {short(said.request)} and answers {short(heard.answers)}")
 
-    # In the end
+    # --- at the end ---
 
     def check_the_end(self) -> None:
-        """Each word is kept once, where it was said; it ends one letter, and is what the one who asked was told."""
+        """Check that each callback is stored once in its session, ends one request, and reached the requester."""
         stored = self._check_stored()
         answered = Counter(heard.answers for heard in self._heard.values() if heard.answers is not None)
         for letter, times in answered.items():
@@ -386,7 +392,7 @@ class FarEnd:
             self.blame("handed", f"the letter {short(id_)} was answered {said.text!r}, and the run says {final!r}")
 
     def _check_passed_on(self, envelope: str, said: Said) -> None:
-        """What was said is told on at most once, from its own session; and where it is down as told on, once."""
+        """Check that a callback was forwarded at most once, from its own session, and if recorded so, exactly once."""
         found = [sender for (sender,) in self.raw.execute(_PASSED_ON, (f"agent:{NAME}/%", f"%{said.text}%"))]
         if len(found) > 1:
             self.blame("doubled", f"{said.message} was told on {len(found)} times")
@@ -417,7 +423,7 @@ SELECT EXISTS (SELECT 1 FROM outcomes WHERE envelope = ? AND outcome = 'answered
 
 
 def _headers(key: str, said: Said, *, at: str, body: bytes) -> dict[bytes, bytes]:
-    """As the server hands them to the door."""
+    """Returns the headers as the HTTP server passes them to the route."""
     signature = signed(
         key, Purpose.CALLBACK, at=at, session=said.session, letter=said.message, about=said.request, body=body
     )

@@ -1,5 +1,4 @@
-"""A tool for storms: an agent has a job done in the background, by the road that its messages to `agent:background`
-take."""
+"""A tool for simulations that starts a background job, in the same way as a message to `agent:background`."""
 
 from __future__ import annotations
 
@@ -18,6 +17,8 @@ from retinue.tools.base import Scene, as_tool_failed, schema_of
 
 @dataclass(frozen=True, slots=True)
 class StartJob:
+    """Delegates its text to a background job."""
+
     hand_over: HandOver
     arguments: type[msgspec.Struct] = AppendLineArguments
     spec: ToolSpec = field(

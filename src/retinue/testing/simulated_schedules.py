@@ -1,4 +1,4 @@
-"""The schedules of a simulated house: which there are, what their gates say, and what people make of them meanwhile."""
+"""The schedules of a simulation: which exist, what their gates return, and how people change them."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ CHANGES = (
 )
 """When clocks are changed in New York and in Berlin, in one year."""
 
-PLANS = 12  # names that agents give to what they set
+PLANS = 12  # names that agents give to their schedules
 HANGS_S = 300.0
 
 
 class Weather(Protocol):
-    """What those who deal with schedules need of the storm around them."""
+    """The part of a `Workload` that schedule events need."""
 
     chance: random.Random
     clock: VirtualClock
@@ -74,11 +74,11 @@ class Timetable:
         self._start = start
 
     def often(self) -> list[Schedule]:
-        """For a house in a storm: slots every few seconds, and some that only a jump of the clock reaches."""
+        """Draw schedules for stress mode: occurrences every few seconds, and some that only a clock jump reaches."""
         return [self._schedule(number, self._when(number)) for number in range(SCHEDULES)]
 
     def daily(self) -> list[Schedule]:
-        """For a house that is left alone for weeks."""
+        """Draw schedules for calendar mode."""
         whens: list[When] = [Cron(self._chance.choice(DAILY)) for _ in range(SCHEDULES - 8)]
         whens += [Every(self._chance.choice((40_000, 86_400, 200_000)), self._start) for _ in range(4)]
         whens += [Once(self._start + timedelta(hours=self._chance.uniform(1, 160))) for _ in range(4)]
@@ -121,7 +121,7 @@ class Timetable:
 
 
 async def ask_gate(house: SimulatedHouse, chance: random.Random) -> GateSaid:
-    """What a gate's command comes to: mostly yes or no, sometimes it breaks or takes for ever, as a gate may."""
+    """Simulate a gate's command: mostly open or closed, sometimes it fails or hangs."""
     await house.clock.sleep(chance.choice((0.0, 0.01, 0.5, 5.0)))
     luck = chance.random()
     if luck < 0.5:
@@ -136,7 +136,7 @@ async def ask_gate(house: SimulatedHouse, chance: random.Random) -> GateSaid:
 
 
 def plan(chance: random.Random) -> tuple[str, dict[str, Any]]:
-    """What an agent does with `cron`, with schedules of its own: an action, and what it says."""
+    """Draw what an agent does with the tool `cron` and its own schedules: an action and its arguments."""
     name = f"plan-{chance.randrange(PLANS)}"
     text = f"work {chance.randrange(10**6)}"
     match chance.choice(("add", "add", "update", "enable", "disable", "remove", "run", "wake", "wake", "remind")):
@@ -151,7 +151,7 @@ def plan(chance: random.Random) -> tuple[str, dict[str, Any]]:
 
 
 def _times(chance: random.Random, *, of_agents: bool = False) -> dict[str, Any]:
-    """When, as it is said in a form. Agents come once a minute at most."""
+    """Draw the time fields of a schedule. Agents' schedules run once a minute at most."""
     often = tuple(each for each in OFTEN if not of_agents or "30 * * * * *" not in each)
     match chance.choice(("cron", "cron", "rare", "every", "at")):
         case "cron":
@@ -165,7 +165,7 @@ def _times(chance: random.Random, *, of_agents: bool = False) -> dict[str, Any]:
     return {**when, "zone": chance.choice(ZONES) or ""}
 
 
-# --- what people do meanwhile ---
+# --- events ---
 
 
 async def add_a_schedule(storm: Weather) -> None:
@@ -205,7 +205,7 @@ async def switch_a_schedule(storm: Weather) -> None:
 
 
 async def run_a_schedule(storm: Weather) -> None:
-    """Now; and often twice, or by force, while it is at work."""
+    """Run a schedule now, often twice, or by force while it is working."""
     if id_ := _some(storm):
         for _ in range(storm.chance.choice((1, 1, 2))):
             await _ask(storm, "schedule.run", _OWNER, {"schedule": id_, "force": storm.chance.random() < 0.3})
@@ -222,14 +222,14 @@ async def remind(storm: Weather) -> None:
 
 
 async def take_back_an_occurrence(storm: Weather) -> None:
-    """The envelope itself, as any other that waits."""
+    """Cancel the envelope of an occurrence that waits."""
     found = _all(storm, "SELECT envelope FROM schedule_slots WHERE state = 'waiting' ORDER BY envelope")
     if found:
         await _ask(storm, "envelope.cancel", _OWNER, {"id": storm.chance.choice(found)})
 
 
 async def strike_at_a_slot(storm: Weather) -> None:
-    """Change a schedule in the very moment in which its time has come."""
+    """Change a schedule at the moment when its occurrence is due."""
     found = storm.disk.raw.execute(
         "SELECT schedule, slot_ms FROM schedule_slots WHERE state = 'waiting' ORDER BY slot_ms, schedule LIMIT 5"
     ).fetchall()
@@ -246,7 +246,7 @@ async def strike_at_a_slot(storm: Weather) -> None:
 
 
 async def edit_a_file(storm: Weather) -> None:
-    """Someone changes the file of a schedule, or removes it; and the house, which watches them, looks."""
+    """Change or remove the file of a schedule, and let the server read it."""
     found = sorted((storm.home / FOLDER).glob("*.md"))
     if not found:
         return
@@ -275,7 +275,7 @@ def _save(storm: Weather, path: Path, text: str) -> None:
 
 
 async def stop_all(storm: Weather) -> list[str]:
-    """Have every schedule disabled: those that were not."""
+    """Disable every enabled schedule, and return their ids."""
     stopped: list[str] = []
     while found := _all(storm, "SELECT id FROM schedules WHERE enabled AND kind <> 'gone' ORDER BY id"):
         for id_ in found:
@@ -314,7 +314,7 @@ async def _ask(storm: Weather, operation: str, who: Principal, asked: dict[str, 
 
 
 def _some(storm: Weather) -> str | None:
-    """One that is at work, if there is one, because it hurts there; or any."""
+    """Choose a schedule, preferably one that is working, because bugs are likely there."""
     busy = _all(storm, "SELECT DISTINCT schedule FROM schedule_slots WHERE state = 'working' ORDER BY schedule")
     if busy and storm.chance.random() < 0.5:
         return storm.chance.choice(busy)

@@ -1,8 +1,9 @@
-"""A house whose power can be cut: the real engine over the inline store, behind gates that a simulation holds.
+"""A server that can be paused and killed: the real engine over the inline store, under a simulation's control.
 
-Everything a house does outside its own memory passes one of these gates: the store, the clock, a tool, a model. A house
-that is *paused* waits at the next gate it comes to, as a process does that was stopped or swapped out; one that is
-*gone* passes none, as after `kill -9`, whatever its tasks still try while they are torn down.
+Everything that a server does outside its own memory passes a checkpoint: the store, the clock, a
+tool, a model. A *paused* server waits at its next checkpoint, like a process that was stopped or
+swapped out. A *killed* one passes none, as after `kill -9`, whatever its tasks still try while they
+are cancelled.
 """
 
 from __future__ import annotations
@@ -85,27 +86,27 @@ is asked to before a compaction."""
 
 
 class PowerCut(asyncio.CancelledError):
-    """This house is gone. A kind of cancellation, so that nobody handles it as an error of their own."""
+    """This server was killed. It is a cancellation, so that no code handles it as an ordinary error."""
 
 
 class Unreachable(Exception):
-    """The house did not answer: it was shut, or it went down while it was asked."""
+    """The server did not answer: it was not running, or it went down during the call."""
 
 
 class World(Protocol):
-    """What a simulated house stands in: who watches its commits and its acts, and what strikes it."""
+    """The environment of a simulated server: it observes commits and acts, and injects faults."""
 
     far: FarEnd
     """Where the agent works that is not here."""
 
     def strike(self, house: SimulatedHouse, point: str) -> None:
-        """A named point is reached: the disk may be full, or the power may go."""
+        """A crash point is reached: raise if the disk is full or the server is to be killed."""
         ...
 
     def committed(self, house: SimulatedHouse, point: str) -> None: ...
 
     def refused(self, house: SimulatedHouse, point: str, error: Exception) -> None:
-        """A commit was not made."""
+        """A commit failed."""
         ...
 
     def act_begins(self, house: SimulatedHouse, session: SessionId, what: str) -> None: ...
@@ -113,11 +114,11 @@ class World(Protocol):
     def act_ends(self, house: SimulatedHouse, session: SessionId) -> None: ...
 
     def asked(self, house: SimulatedHouse, model: str, prompt: Prompt) -> Line:
-        """A model was asked: what will it say?"""
+        """A model was called: return its reply."""
         ...
 
     def decided(self, scene: Scene, tool: str, text: str) -> None:
-        """A call was found good, and happens now."""
+        """A tool call was allowed, and happens now."""
         ...
 
     def witnessed(self, house: SimulatedHouse, scene: Scene, tool: str, text: str) -> None:
@@ -125,22 +126,22 @@ class World(Protocol):
         ...
 
     async def gate(self, house: SimulatedHouse, schedule: Schedule) -> GateSaid:
-        """A schedule's gate is asked."""
+        """Return the result of a schedule's gate."""
         ...
 
     def letter_from(self, scene: Scene, text: str) -> Draft | None:
-        """The letter an agent writes to another, if it finds one to write to."""
+        """Return the envelope that an agent sends to another, or None if there is no recipient."""
         ...
 
     def acknowledged(self, draft: Draft, receipt: Receipt) -> None: ...
 
     def gave_up(self, draft: Draft) -> None:
-        """Whoever sent this did not wait for the receipt. Maybe it was stored, maybe not."""
+        """A sender did not wait for the receipt, so the envelope may or may not be stored."""
         ...
 
 
 class Power:
-    """Whether a house runs, stands still, or is gone for good."""
+    """Whether a server is running, paused or killed."""
 
     def __init__(self) -> None:
         self._on = asyncio.Event()
@@ -159,7 +160,7 @@ class Power:
 
     def cut(self) -> None:
         self.gone = True
-        self._on.set()  # whoever waits at a gate finds out
+        self._on.set()  # tasks that wait at a checkpoint find out
 
     async def gate(self) -> None:
         while not self._on.is_set():
@@ -170,7 +171,7 @@ class Power:
 
 @dataclass(frozen=True, slots=True)
 class HouseClock:
-    """The world's time, as this house gets to see it."""
+    """The clock of one server: virtual time, with a checkpoint after each sleep."""
 
     clock: VirtualClock
     power: Power
@@ -198,7 +199,7 @@ class HouseClock:
 
 @dataclass(frozen=True, slots=True)
 class HouseFaults:
-    """The crash points of one house."""
+    """The crash points of one server."""
 
     house: SimulatedHouse
 
@@ -208,7 +209,7 @@ class HouseFaults:
 
 
 class Disk:
-    """The one store of a simulation, which outlives its houses. Commits are made by one house at a time."""
+    """The one store of a simulation, which survives its servers. One server commits at a time."""
 
     def __init__(self, open_store: Callable[[Faults], InlineStore]) -> None:
         self.writer: SimulatedHouse | None = None
@@ -229,7 +230,7 @@ class Disk:
 
 
 class HouseStore:
-    """The store as one house reaches it: behind its gate, and after a while, as with a disk that turns."""
+    """The store as one server uses it: with checkpoints and with the latency of a disk."""
 
     def __init__(self, house: SimulatedHouse, disk: Disk, chance: random.Random) -> None:
         self._house = house
@@ -270,16 +271,17 @@ class HouseStore:
         return
 
     async def _commit(self, body: Body[T], point: str) -> T:
-        """All of it within one step of the loop: the inline store does not yield."""
+        """Commit within one step of the loop: the inline store does not yield."""
         house, disk = self._house, self._disk
         disk.writer = house
         try:
             result = await disk.store.write(body, point=point)
         except PowerCut:
             if disk.raw.in_transaction:
-                disk.raw.execute("ROLLBACK")  # before the commit; nobody will ever know that it was tried
+                disk.raw.execute("ROLLBACK")  # killed before the commit: no trace of it may remain
             else:
-                house.world.committed(house, point)  # after it: kept, and nobody was told
+                # killed after the commit: it is stored, and the server did not learn so
+                house.world.committed(house, point)
             raise
         except Exception as error:
             house.world.refused(house, point, error)
@@ -301,7 +303,7 @@ class HouseStore:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedModel:
-    """Says what the world wants it to say, and lets the world know when it speaks."""
+    """A model whose replies come from the environment, which also learns when the model is called."""
 
     house: SimulatedHouse
     name: str
@@ -323,7 +325,7 @@ class SimulatedModel:
                 if isinstance(chunk, Ended):
                     if line.thinking == BREAKS_OFF:
                         break
-                    # The listener goes on with the last chunk, and lets go of us only later.
+                    # The caller continues with the last chunk, and closes this generator only later.
                     speaking = False
                     house.world.act_ends(house, session)
                 yield chunk
@@ -333,12 +335,12 @@ class SimulatedModel:
 
 
 def conversation(prompt: Prompt) -> SessionId:
-    """The session a model is asked for."""
+    """Returns the session that a model is called for."""
     return SessionId(prompt.session.partition("/")[0])
 
 
 def is_summary(prompt: Prompt) -> bool:
-    """Whether a summary is wanted. Then what is read is no context, but a request of its own."""
+    """Returns whether the prompt asks for a summary. Then it is a separate request, not the session's context."""
     return "/" in prompt.session
 
 
@@ -348,7 +350,7 @@ BREAKS_OFF = "(breaks off)"
 
 @dataclass(frozen=True, slots=True)
 class WitnessTool:
-    """An effect outside the house that takes a while and cannot be taken back."""
+    """A tool with an irreversible effect outside the server, which takes a while."""
 
     house: SimulatedHouse
     name: str
@@ -366,7 +368,7 @@ class WitnessTool:
 
     async def perform(self, arguments: AppendLineArguments, scene: Scene) -> str:
         world = self.house.world
-        world.decided(scene, self.name, arguments.text)  # before anything else happens: it was decided just now
+        world.decided(scene, self.name, arguments.text)  # first: the call was allowed just now
         await self.house.power.gate()
         world.act_begins(self.house, scene.session, f"performs {scene.call}")
         try:
@@ -380,7 +382,7 @@ class WitnessTool:
 
 @dataclass(frozen=True, slots=True)
 class PassOn:
-    """An agent writes to another. Repeatable: the letter's key is the call, so that it is the same letter each time."""
+    """A tool that sends an envelope to another agent. Repeatable, because the call id is the idempotency key."""
 
     house: SimulatedHouse
     arguments: type[msgspec.Struct] = AppendLineArguments
@@ -408,7 +410,7 @@ class PassOn:
 
 @dataclass(frozen=True, slots=True)
 class LookAround:
-    """Only looks, and may take its time over it: longer than it may go on without its intent being written."""
+    """A read-only tool that may take longer than a call may run before its intent is stored."""
 
     house: SimulatedHouse
     chance: random.Random
@@ -435,13 +437,13 @@ class LookAround:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Furniture:
-    """What every house of a simulation has in common."""
+    """What all servers of a simulation have in common."""
 
     ids: Ids
     staff: Sequence[Agent]
     people: Sequence[str]
     schedules: Sequence[Schedule]
-    home: Path  # where schedules have their files
+    home: Path  # where the schedule files are
     slots: Slots
     zone: ZoneInfo
     ready_max: int
@@ -449,15 +451,15 @@ class Furniture:
 
 
 class WatchedEngine(EmbeddedEngine):
-    """The engine as it is, and a look at who is at work."""
+    """The engine, with access to which sessions are being worked on."""
 
     def attends(self, session: SessionId) -> bool:
-        """Whether a lane works, or some lanes wait for a slot and it may be among them."""
+        """Returns whether a session's lane is working, or may be among the lanes that wait for a slot."""
         return session in self._lanes or len(self._ready) > 0
 
 
 class SimulatedHouse:
-    """One life of the house: from its opening to a stop, a crash or a power cut."""
+    """One server process, from its start to a stop, a crash or a kill."""
 
     def __init__(
         self, number: int, world: World, disk: Disk, clock: VirtualClock, furniture: Furniture, *, seed: int
@@ -466,7 +468,7 @@ class SimulatedHouse:
         self.world = world
         self.power = Power()
         self.doors_open = True
-        self.replaced = False  # another house serves by now
+        self.replaced = False  # another server is running by now
         self.clock = HouseClock(clock, self.power)
         self.faults = HouseFaults(self)
         self.store = HouseStore(self, disk, random.Random(f"disk {seed} {number}"))
@@ -535,7 +537,7 @@ class SimulatedHouse:
         return await self.world.gate(self, schedule)
 
     async def perform(self, who: Principal, operation: str, asked: Mapping[str, Any]) -> bytes:
-        """What one can ask of the house, by the door that all have."""
+        """Perform an operation as a principal, as the HTTP API does."""
         return await perform(self._desk, who, OPERATIONS[operation], msgspec.json.encode(asked))
 
     async def _say(self, word: Word) -> Heard:
@@ -545,7 +547,7 @@ class SimulatedHouse:
         return f"house {self.number}"
 
     async def open(self) -> None:
-        """Move in, the first time, and go to work."""
+        """Create the initial rows on first use, and start."""
         settle = partial(_settle_in, furniture=self._furniture, at_ms=to_ms(self.clock.now()))
         await self.store.write(settle, point="setup")
         await self.files.look()
@@ -553,7 +555,7 @@ class SimulatedHouse:
         await self.engine.start()
 
     async def call(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask the house something from outside. It may go down before it answers, and then nobody knows."""
+        """Call the server from outside. If it goes down before it answers, the result is unknown."""
         if self.power.gone or not self.doors_open:
             raise Unreachable
         asking = asyncio.ensure_future(ask())
@@ -568,7 +570,7 @@ class SimulatedHouse:
             self._guests.discard(asking)
 
     def cut_power(self) -> None:
-        """As `kill -9`: from here on it neither writes nor acts nor answers."""
+        """Kill the server as `kill -9` would: from here on it neither writes nor acts nor answers."""
         if self.power.gone:
             return
         self.doors_open = False
@@ -579,7 +581,7 @@ class SimulatedHouse:
             guest.cancel()
 
     async def stop(self, *, drain_s: float) -> None:
-        """As the daemon does: no more guests, what runs may finish, the rest is left to be taken up."""
+        """Stop as the real server does: refuse new calls, let runs finish, and leave the rest for the next server."""
         self.doors_open = False
         await self.engine.stop(drain_s=drain_s)
         await self.outbox.stop(drain_s=drain_s)
@@ -587,7 +589,7 @@ class SimulatedHouse:
 
 
 async def _at_once(call: Callable[..., T], *given: Any) -> T:
-    """On the disk, as if it took no time: nobody else has a turn meanwhile."""
+    """Run a blocking call inline, as if it took no time: no other task runs meanwhile."""
     return call(*given)
 
 

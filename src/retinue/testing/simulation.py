@@ -1,12 +1,19 @@
-"""Whole houses in a storm, driven by a seed: `python -m retinue.testing.simulation SEED [--runs N] [--trace]`.
+"""Simulates a server under load and faults, driven by a seed.
 
-A seed decides everything: who works here and how, who writes to whom and when, what the models say, how they fail, how
-soon a conversation is too long for them, how long the disk takes, and what strikes: crashes at any moment and at any
-commit, a house that is paused while another opens and then goes on, a full disk, clocks that jump, cancels, resets,
-decisions that come early, late, twice or never. A judge looks after every commit (`retinue.testing.invariants`). Now
-and then everyone goes quiet, and the house must come to rest.
+    python -m retinue.testing.simulation SEED [--runs N] [--trace]
 
-The same seed does the same again, step by step, in any process.
+The seed decides everything:
+
+- the agents, their settings, and the envelopes that clients send;
+- the replies and failures of models, their context windows, and the latency of the disk;
+- crashes at any moment and at any commit, and a paused server that resumes after its replacement;
+- a full disk, clock jumps, cancels and resets;
+- approvals that are answered early, late, twice or never.
+
+`retinue.testing.invariants` checks every commit. From time to time the events stop, and the server
+must become idle.
+
+The same seed repeats the same steps in any process.
 """
 
 from __future__ import annotations
@@ -38,7 +45,7 @@ from retinue.testing.virtual_time import SimulationError, simulate
 RUNS = 500
 STEPS_MAX = 2_000_000
 STEPS_OF_A_DAY = 50_000
-BEGIN = date(2026, 10, 25)  # clocks are changed in Berlin on this day, and in New York a week later
+BEGIN = date(2026, 10, 25)  # daylight saving time ends in Berlin on this day, and in New York a week later
 QUIETS = 4
 QUIET_AFTER_RUNS_MIN = 40
 GAP_S = 1.5
@@ -53,7 +60,7 @@ AT_REST_WITHIN_S = 2 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A simulation that held, and what it was like."""
+    """The figures of a simulation in which all invariants held."""
 
     seed: int
     runs: int
@@ -81,7 +88,7 @@ class Verdict:
 
 
 async def live(seed: int, notes: Notes, *, runs: int, rules: Collection[str]) -> Verdict:
-    """Live through a seed until so many runs were started, with quiet hours in between and at the end."""
+    """Simulate one seed until so many runs have started, with idle phases in between and at the end."""
     with TemporaryDirectory() as home:
         return await _live(Storm(seed, notes, Path(home), rules=rules), runs=runs)
 
@@ -103,12 +110,12 @@ async def _live(storm: Storm, *, runs: int) -> Verdict:
         storm.judge.check_the_end()
         storm.far.check_the_end()
         looking.cancel()
-        await asyncio.sleep(0)  # what was found is raised after a step, as everything is
+        await asyncio.sleep(0)  # violations are raised after the next step of the loop
     return _verdict(storm)
 
 
 async def live_for(seed: int, notes: Notes, *, begin: datetime, days: float, rules: Collection[str]) -> Verdict:
-    """Live through weeks as a house has them: the clock goes on its way, and every few hours something happens."""
+    """Simulate several days of ordinary use: an event every few hours, and the clock runs on."""
     with TemporaryDirectory() as home:
         storm = Storm(seed, notes, Path(home), rules=rules, begin=begin)
         return await _live_until(storm, begin + timedelta(days=days))
@@ -127,13 +134,13 @@ async def _live_until(storm: Storm, end: datetime) -> Verdict:
 
 
 async def _come_to_rest(storm: Storm) -> None:
-    """Nobody asks for anything more: the house must finish what it has, within a bound."""
+    """Stop all events, and check that the server finishes its work within a time limit."""
     await storm.calm_down()
     raw = storm.disk.raw
     now_ms = to_ms(storm.clock.now())
     (latest_ms,) = raw.execute("SELECT latest_ms FROM house").fetchone()
     (waking_ms,) = raw.execute("SELECT coalesce(max(wake_ms), 0) FROM runs").fetchone()
-    # The house's time never goes back: where the wall's did, it stands still until the wall's has caught up.
+    # The server's time never goes back. After the wall clock did, it stays until that has caught up.
     standing_still_s = max(0, latest_ms - now_ms, waking_ms - now_ms) / 1000
     deadline = storm.loop.time() + AT_REST_WITHIN_S + standing_still_s  # time limit: virtual
     while (
@@ -145,20 +152,20 @@ async def _come_to_rest(storm: Storm) -> None:
             storm.judge.blame("silence", f"the house does not come to rest: {'; '.join(left[:5])}")
             break
         await asyncio.sleep(2)  # sleep: virtual time
-        await storm.stop_the_clock()  # a run that still works may have set something
+        await storm.stop_the_clock()  # a run that still works may have added a schedule
     storm.judge.check_ledger(to_ms(storm.clock.now()))
     storm.note("the house is at rest")
 
 
 async def _wait_for_the_future(storm: Storm) -> None:
-    """Mail that waits for its time gets it."""
+    """Jump to the time of each deferred envelope, and wait until it is handled."""
     while True:
         sql = "SELECT max(due_ms) FROM envelopes WHERE status = 'pending' AND due_ms < ?"
         (due_ms,) = storm.disk.raw.execute(sql, (MS_MAX,)).fetchone()
         if due_ms is None:
             return
         storm.jump_by(timedelta(milliseconds=max(0, due_ms - to_ms(storm.clock.now()))))
-        # No timer rings for a jump: the alarm looks at the wall at least every minute.
+        # A clock jump fires no timer, but the server compares with the wall clock at least every minute.
         await asyncio.sleep(70)  # sleep: virtual time
         await _come_to_rest(storm)
 
@@ -184,7 +191,7 @@ def _verdict(storm: Storm) -> Verdict:
 
 
 def dump(raw: sqlite3.Connection) -> str:
-    """A hash over every row of the store."""
+    """Returns a hash of every row of the store."""
     digest = hashlib.blake2b(digest_size=16)
     tables = raw.execute("SELECT name FROM main.sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
     for (table,) in tables:
@@ -195,13 +202,17 @@ def dump(raw: sqlite3.Connection) -> str:
 
 
 def _describe(storm: Storm, error: BaseException | None) -> Description:
-    """What was found wrong ends the loop, and reaches us as a cancellation."""
+    """Describe the server for a failure report.
+
+    A violation ends the loop and arrives here as a cancellation, so the checker's own violation
+    comes first.
+    """
     return ServerSource(database=storm.disk.conn)(storm.judge.violation or error)
 
 
 @contextmanager
 def _listening_to_the_log(storm: Storm) -> Generator[None]:
-    """The house tells its log of what surprises it, and goes on. In a simulation nobody else reads that log."""
+    """Report unexpected errors that the server logs as violations. In a simulation the log has no other reader."""
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -231,7 +242,7 @@ def run(
     rules: Collection[str] = tuple(RULES),
     trace: Callable[[str], None] | None = None,
 ) -> Verdict:
-    """Live through one seed. What is raised says how to see it again, and what happened last."""
+    """Simulate one seed. A raised error has notes with the command that repeats it and the last events."""
     register_seed(f"{seed} (simulation: {replay_command(seed, runs=runs)} --trace)")
     notes = Notes(trace)
     try:
@@ -250,7 +261,7 @@ def run_for(
     rules: Collection[str] = tuple(RULES),
     trace: Callable[[str], None] | None = None,
 ) -> Verdict:
-    """Live through so many days, from one day on."""
+    """Simulate so many days from a date on. A raised error has the same notes as in `run_seed`."""
     register_seed(f"{seed} (simulation: {_replay_days(seed, days, begin)})")
     notes = Notes(trace)
     steps_max = STEPS_MAX + round(STEPS_OF_A_DAY * days)

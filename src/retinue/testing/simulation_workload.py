@@ -1,7 +1,7 @@
-"""What strikes a simulated house, and everyone who writes to it: the world outside, drawn from a seed.
+"""The events of a simulation, drawn from a seed: what clients send, and which faults happen.
 
-Clients keep their own log of receipts, as clients do: until there is one they send the same letter again under the same
-key, and from then on the house may not forget it.
+Each client keeps its own log of receipts. Until it has a receipt, it sends the same envelope again
+with the same idempotency key. From then on the server may not lose the envelope.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ CRASH_POINTS = (
 
 
 class Notes:
-    """What happened, the last of it kept: formatted only when someone wants to read it."""
+    """The last events of a simulation. They are formatted only when they are read."""
 
     def __init__(self, tell: Callable[[str], None] | None = None) -> None:
         self._tell = tell
@@ -89,12 +89,16 @@ def _written(at_s: float, words: str, about: tuple[object, ...]) -> str:
 
 
 class Storm:
-    """One seed's world. Made within the loop that it is to happen in."""
+    """The environment of one seed. Create it inside the loop in which it runs.
+
+    There are two modes. In stress mode, events and faults follow each other within seconds. In
+    calendar mode, a server is used for weeks, with an event every few hours.
+    """
 
     def __init__(
         self, seed: int, notes: Notes, home: Path, *, rules: Collection[str], begin: datetime | None = None
     ) -> None:
-        """`begin`: where it is no storm, but weeks in which a house is used, from that day on."""
+        """Set up the environment. With `start` it is calendar mode from that day on, else stress mode."""
         self.seed = seed
         self.home = home
         self.chance = random.Random(f"events {seed}")
@@ -105,7 +109,7 @@ class Storm:
         casting = Casting(random.Random(f"cast {seed}"))
         self.staff, slots = casting.staff(), casting.slots()
         drawn = random.Random(f"clocks {seed}")
-        # In a storm, a quarter of an hour or so before some clock is changed.
+        # In stress mode, start up to 25 minutes before a daylight saving change.
         self.clock = VirtualClock(begin or drawn.choice(CHANGES) - timedelta(seconds=drawn.uniform(0, 1_500)))
         timetable = Timetable(drawn, CountedIds(seed % 1000 + 1000), self.staff, self.clock.now())
         self.stormy = begin is None
@@ -127,15 +131,16 @@ class Storm:
         self._houses = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked: Counter[tuple[str, int]] = Counter()
-        self._known: list[tuple[SessionId, str]] = []  # sessions and their agents, as the receipts named them
+        self._known: list[tuple[SessionId, str]] = []  # sessions and their agents, from the receipts
         self._sent: list[Draft] = []
         self._letters = 0
         self._gates = 0
-        self._armed: dict[str, int] = {}  # where the power will go, and at which time from now
+        # crash point -> how many times from now it is reached until the server is killed
+        self._armed: dict[str, int] = {}
         self._disk_full = False
-        self._moving = False  # one life ends or begins: no second one at the same moment
+        self._moving = False  # a server is stopping or starting: do not start a second one at the same time
         self._quiet = False
-        self._stopped: list[str] = []  # schedules, for as long as everyone is quiet
+        self._stopped: list[str] = []  # schedules that are disabled during an idle phase
         self._jumped_s = 0.0
         self._broken: BaseException | None = None
         keep_watch(self.disk)
@@ -158,11 +163,11 @@ class Storm:
         self._notes.add(self.loop.time(), words, about)
 
     def surprised(self, story: str) -> None:
-        """The house met an error that it did not foresee."""
+        """Report an error that the server did not expect."""
         self.judge.blame("foreseen", story)
 
     async def calm_down(self) -> None:
-        """Nobody asks for anything more. Returns when everyone has heard or given up, and a house is open."""
+        """Stop all events. Returns when every client has its answer or has given up, and a server is running."""
         self.note("everyone goes quiet")
         self._quiet = True
         while self._tasks:  # noqa: ASYNC110 - virtual seconds cost nothing
@@ -171,16 +176,16 @@ class Storm:
         await self.stop_the_clock()
 
     async def stop_the_clock(self) -> None:
-        """No schedule comes for now, whoever has set it meanwhile."""
+        """Disable all schedules for now, including those added meanwhile."""
         self._stopped += await simulated_schedules.stop_all(self)
 
     @property
     def busy(self) -> bool:
-        """Whether anyone outside still has something to say."""
+        """Whether a client still has something to send."""
         return bool(self._tasks)
 
     async def keep_looking(self) -> None:
-        """Whether anything waits that need not, for as long as the storm lasts."""
+        """Check regularly that no due envelope waits without need."""
         while True:
             await asyncio.sleep(LOOK_EVERY_QUIET_S if self._quiet else LOOK_EVERY_S)  # sleep: virtual time
             self._look()
@@ -210,7 +215,7 @@ class Storm:
         self._tasks.discard(task)
         self._broken = self._broken or (None if task.cancelled() else task.exception())
 
-    # What happens next
+    # --- events ---
 
     def happen(self) -> None:
         self._quiet = False
@@ -225,12 +230,12 @@ class Storm:
         await self._send(self._draft())
 
     async def flood(self) -> None:
-        """Much mail at once for one conversation: more than its queue takes."""
+        """Send many envelopes at once to one conversation, more than its queue accepts."""
         writer = self.chance.choice(self._writers)
         await asyncio.gather(*(self._send(self._draft(writer)) for _ in range(self.chance.randint(5, 25))))
 
     async def write_again(self) -> None:
-        """The same letter a second time, under its key; or another under the same key."""
+        """Send an envelope again with the same key, sometimes with another text."""
         if not self._sent:
             return
         draft = self.chance.choice(self._sent[-20:])
@@ -238,7 +243,7 @@ class Storm:
         await self._send(replace(draft, id=EnvelopeId(self._furniture.ids.new()), text=words))
 
     async def compact(self) -> None:
-        """Someone would rather have a conversation told in short."""
+        """Ask for a session to be compacted."""
         if self._known:
             session, agent = self.chance.choice(self._known)
             draft = self._draft(Correspondence(f"person:{self.chance.choice(PEOPLE)}", agent, None))
@@ -279,7 +284,7 @@ class Storm:
         return replace(origin, parent=self.chance.choice(self._known)[0])
 
     async def _send(self, draft: Draft) -> None:
-        """As a client does: until there is a receipt, the same letter again under the same key."""
+        """Send an envelope as a client does: repeat it with the same key until there is a receipt."""
         for _ in range(self.chance.choice((1, 3, 8))):
             house = self.house
             patience_s = self.chance.uniform(0.0, 0.05) if self.chance.random() < 0.05 else 60.0
@@ -309,7 +314,7 @@ class Storm:
         self.judge.excuse(draft.source, draft.key)
 
     def _victim(self) -> SessionId | None:
-        """A session to strike: rather one that works while more waits, because it hurts there."""
+        """Choose a session, preferably one that is running while more envelopes wait: bugs are likely there."""
         busy = self.disk.raw.execute(
             "SELECT DISTINCT r.session FROM runs r JOIN envelopes e ON e.session = r.session"
             " WHERE r.status = 'running' AND e.status = 'pending' ORDER BY r.session"
@@ -344,7 +349,7 @@ class Storm:
             await self.ask(lambda house: house.store.write(lambda conn: body(conn), point="queue"))
 
     async def decide(self) -> None:
-        """A person looks at the open questions and answers one or all; sometimes twice, sometimes two at once."""
+        """Answer one or all open approvals, sometimes twice, sometimes two at once."""
         found = await self.disk.store.read(lambda conn: approvals.listed(conn, limit=20))
         if not found:
             return
@@ -360,7 +365,7 @@ class Storm:
         await self.ask(lambda house: house.engine.answer(approval, allow=allow, by=boss(person), scope=scope))
 
     async def revoke(self) -> None:
-        """The owner takes back some of what was granted."""
+        """Revoke some of the grants."""
         now_ms = to_ms(self.clock.now())
         for grant in await self.disk.store.read(partial(grants.listed, now_ms=now_ms)):
             if self.chance.random() < 0.7:
@@ -387,7 +392,7 @@ class Storm:
         return await self.ask(put)
 
     async def change_rules(self) -> None:
-        """What was asked for a moment ago is allowed now, or denied."""
+        """Change the tool rules of an agent, so that a call that needed approval is now allowed or denied."""
         agent = replace(self.chance.choice(self.staff), tools=tool_rules(self.chance))
         self.note("{} has the rules {}", agent.name, agent.tools)
         await self._put(agent)
@@ -400,13 +405,13 @@ class Storm:
             await self.decide()
 
     async def suspend(self) -> None:
-        """The machine sleeps, for a moment or for weeks: nobody in it moves, and then it is later."""
+        """Suspend the machine, for a moment or for weeks. Then the clock is later."""
         if self.house is None or self._moving:
             return
         await self._sleep(self.chance.choice((40, 600, 8 * 3600, 8 * 3600, 7 * 86_400, 21 * 86_400)))
 
     async def doze(self) -> None:
-        """The machine sleeps for a night, or over lunch."""
+        """Suspend the machine for a night, or for a short time."""
         if self.house is not None and not self._moving:
             await self._sleep(self.chance.choice((50, 1_800, 6 * 3600, 9 * 3600)))
 
@@ -421,11 +426,11 @@ class Storm:
         self._moving = False
 
     async def nudge(self) -> None:
-        """The clock on the wall is set right, a little."""
+        """Correct the wall clock by a little."""
         self.jump_by(timedelta(seconds=self.chance.choice((-90, -5, 5, 90))))
 
     async def close_for_a_while(self) -> None:
-        """The house is closed for an evening, or a weekend."""
+        """Stop the server for an evening or a weekend."""
         if self.house is None or self._moving:
             return
         self._moving = True
@@ -450,7 +455,7 @@ class Storm:
         self.note("the disk has room again")
 
     async def ask(self, ask: Callable[[SimulatedHouse], Coroutine[Any, Any, Any]]) -> bool:
-        """Ask the house that is open, once. Whether it said yes."""
+        """Call the running server once. Returns whether the call succeeded."""
         house = self.house
         if house is None:
             return False
@@ -461,7 +466,7 @@ class Storm:
             return False
         return True
 
-    # Lives
+    # --- processes ---
 
     async def crash(self) -> None:
         if self.house is None or self._moving:
@@ -474,7 +479,7 @@ class Storm:
             self._moving = False
 
     async def arm(self) -> None:
-        """The power will go at the n-th time some point is reached. Points that are seldom reached stay armed."""
+        """Kill the server at the n-th time that a crash point is reached. Rarely reached points stay armed."""
         point, times = self.chance.choice(CRASH_POINTS), self.chance.choice((1, 1, 2, 4))
         self._armed[point] = times
         self.note("armed {} {}", point, times)
@@ -493,9 +498,10 @@ class Storm:
             self._moving = False
 
     async def haunt(self) -> None:
-        """A house stands still while another opens on the same store; then it goes on as if nothing had happened.
+        """Pause a server while another starts on the same store, then resume it.
 
-        What it had begun it may try to finish. It takes nothing new: a process that finds its lock gone is leaving.
+        It may try to finish what it had begun. It takes nothing new: a process that has lost its
+        lock is stopping.
         """
         if self.house is None or self._moving:
             return
@@ -551,7 +557,7 @@ class Storm:
                 self._do(self.fill_the_disk())
             return
 
-    # What a house sees of the world
+    # --- callbacks of the simulated server ---
 
     def strike(self, house: SimulatedHouse, point: str) -> None:
         if self._disk_full and (point.endswith("before-commit") or (point == "scan" and self.chance.random() < 0.3)):
@@ -584,7 +590,7 @@ class Storm:
             self._do(self._provoke(self.chance.choice(self.judge.touched)))
 
     async def _provoke(self, session: SessionId) -> None:
-        """Strike a session right after it wrote something: in the gap between a commit and whoever hears of it."""
+        """Disturb a session right after a commit, before the parts that wait for that commit have reacted."""
         await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.001, 0.005, 0.05)))  # sleep: virtual time
         agent = next((agent for known, agent in self._known if known == session), None)
         match self.chance.choice(("write", "write", "cancel", "reset", "decide")):
@@ -621,7 +627,7 @@ class Storm:
         self.judge.read_by_model(house, prompt)
         last = prompt.records[-1]
         self._asked[prompt.session, last.seq] += 1
-        # Asked again, a model may well say something else: the count makes sure that ours does.
+        # Asked again, a real model may reply differently. The count makes sure that this one does.
         again = self._asked[prompt.session, last.seq]
         chance = random.Random(f"model {self.seed} {prompt.session} {last.seq} {again}")
         line = say(model, prompt, chance, plans=self.stormy)
@@ -699,7 +705,10 @@ EVENTS = frozenset(event.__name__ for event in _STORM)
 
 
 def _let_go(conn: sa.Connection, *, agent: str, at_ms: int, told: bool) -> None:
-    """As the house does when it is told to. Otherwise it finds out when a schedule comes."""
+    """Remove an agent, and with `disable_schedules` also disable its schedules, as the server does.
+
+    Without it, the server finds out when a schedule is due.
+    """
     page = Page(conn, at_ms)
     if told:
         schedules.agent_gone(page, agent)

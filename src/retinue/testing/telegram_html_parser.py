@@ -1,4 +1,4 @@
-"""Telegram's own reading of its HTML, with its own words for what it will not have."""
+"""Parses HTML the way Telegram's Bot API does, with its error messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VALUE = re.compile(r"""(?P<key>href|class)="(?P<value>[^"]*)\"""")
 
 
 class Unparsed(ValueError):
-    """What Telegram says after "can't parse entities: "."""
+    """The HTML is invalid. The text is what Telegram says after "can't parse entities: "."""
 
 
 def utf16_length(text: str) -> int:
@@ -35,7 +35,7 @@ def utf16_length(text: str) -> int:
 
 
 def parsed(text: str) -> tuple[str, list[dict[str, object]]]:
-    """The words that are shown, and what is marked in them."""
+    """Returns the visible text and its entities."""
     shown = ""
     entities: list[dict[str, object]] = []
     open_tags: list[tuple[str, int, dict[str, str]]] = []
@@ -80,5 +80,5 @@ def _close(
     if opened == "a":
         entity["url"] = values.get("href", "")
     if opened == "code" and open_tags and open_tags[-1][0] == "pre":
-        return  # the language of the block around it
+        return  # gives the language of the enclosing block
     entities.append(entity)

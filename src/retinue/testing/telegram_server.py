@@ -1,11 +1,11 @@
-"""A stand-in for Telegram's Bot API on loopback, for tests of ours and of plug-ins: real HTTP, and every way to fail.
+"""A fake of Telegram's Bot API on loopback, for plugins and our own tests: real HTTP, and every way to fail.
 
     async with TelegramServer() as telegram:
-        telegram.says("What is on today?")
-        ...                                     # a bot with `api_base = telegram.url` and `telegram.token` hears it
-        telegram.will("sendMessage", Fault(breaks=True, arrives=True))
+        telegram.person_sends("What is on today?")
+        ...  # a bot with `api_base = telegram.url` and `telegram.token` receives it
+        telegram.will_fail("sendMessage", TelegramFault(breaks=True, arrives=True))
 
-It keeps what a bot was told and has said across `stop` and `start`, as Telegram does.
+It keeps all chats and updates across `stop` and `start`, as Telegram does.
 """
 
 from __future__ import annotations
@@ -30,32 +30,33 @@ HOOKED = "Conflict: can't use getUpdates method while webhook is active; use del
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What befalls one call. `arrives`: it is performed all the same, and only its answer is lost."""
+    """A fault for one call. With `arrives` the call is performed, and only its response is lost."""
 
     status: int = 0
     description: str = ""
     parameters: dict[str, int] = field(default_factory=dict[str, int])
-    body: bytes = b""  # in place of an answer that makes sense
-    breaks: bool = False  # the line is cut
-    hangs: bool = False  # nothing is said any more: a half-open line
+    body: bytes = b""  # instead of a valid response
+    breaks: bool = False  # the connection is cut
+    hangs: bool = False  # no response: a half-open connection
     arrives: bool = False
     after_s: float = 0.0
 
 
 def throttled(seconds: int) -> Fault:
+    """Returns a fault that refuses a call with 429 and a retry time."""
     return Fault(
         status=429, description=f"Too Many Requests: retry after {seconds}", parameters={"retry_after": seconds}
     )
 
 
 class TelegramServer(TelegramPlace):
-    """Telegram, at `url`, for the bot with `token`."""
+    """Telegram's Bot API at `url`, for the bot with `token`."""
 
     def __init__(self, *, token: str = TOKEN, bot_id: int = 777, username: str = "house_bot") -> None:
         super().__init__(bot_id=bot_id, username=username)
         self.token = token
-        self.polls = 0  # questions for news that have come so far
-        self.hangs = 0  # answers that never came, or not to their end
+        self.polls = 0  # getUpdates calls so far
+        self.hangs = 0  # responses that were never sent, or not completely
         self._faults: dict[str, deque[Fault]] = {}
         self._port = free_port()
         self._runner: web.AppRunner | None = None
@@ -75,7 +76,7 @@ class TelegramServer(TelegramPlace):
         return f"http://{HOST}:{self._port}"
 
     async def start(self) -> None:
-        """Open, at the same place as before if there was one."""
+        """Start, on the same port as before."""
         app = web.Application(client_max_size=REQUEST_BYTES_MAX)
         app.router.add_route(ANY, "/bot{token}/{method}", self._called)
         app.router.add_get("/file/bot{token}/{path:.+}", self._download)
@@ -86,18 +87,18 @@ class TelegramServer(TelegramPlace):
         await site.start()
 
     async def stop(self) -> None:
-        """Close, with every line that is open."""
+        """Stop, and close every open connection."""
         if self._runner is not None:
             self._closing.set()
             runner, self._runner = self._runner, None
             await runner.cleanup()
 
     def will(self, method: str, *faults: Fault) -> None:
-        """What befalls the next calls of a method, one each; `*` is any."""
+        """Set faults for the next calls of a method, one each. The method `*` matches any."""
         self._faults.setdefault(method, deque()).extend(faults)
 
     def revoke(self, token: str = "777:another") -> None:
-        """The token is good no more."""
+        """Make the current token invalid."""
         self.token = token
 
     def told(self) -> None:
@@ -146,7 +147,7 @@ class TelegramServer(TelegramPlace):
         if "allowed_updates" in arguments:
             self.allowed = cast("list[str]", arguments["allowed_updates"])
         if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(No(409, CONFLICT))  # the newer one wins
+            self._waiting.set_exception(No(409, CONFLICT))  # the newer call wins
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting = ended
         try:
@@ -162,7 +163,7 @@ class TelegramServer(TelegramPlace):
                 ended.cancel()
 
     async def _something(self, ended: asyncio.Future[None]) -> None:
-        """Wait for news, for someone else who asks, or for the end."""
+        """Wait for an update, for another getUpdates call, or for the stop."""
         self._news.clear()
         waits = [asyncio.ensure_future(event.wait()) for event in (self._news, self._closing)]
         try:
@@ -194,7 +195,10 @@ class TelegramServer(TelegramPlace):
 
 
 async def _read(request: web.Request) -> tuple[Json, dict[str, Uploaded]]:
-    """Arguments come as JSON, or as a form with files in which whatever is no text is JSON."""
+    """Returns arguments and uploads of a request.
+
+    Arguments are JSON, or form fields whose values are JSON unless they are text.
+    """
     if request.content_type == "application/json":
         return cast(Json, await request.json()), {}
     arguments: Json = {**request.query}
@@ -233,7 +237,7 @@ def _no(no: No) -> web.Response:
 
 
 def _cut(request: web.Request) -> None:
-    """End the line as a cable does that is pulled."""
+    """Abort the connection, as a pulled cable does."""
     if request.transport is not None:
         request.transport.abort()
-    raise asyncio.CancelledError  # there is nobody left to answer
+    raise asyncio.CancelledError  # no client is left to respond to

@@ -1,4 +1,4 @@
-"""Tools for tests. `append_line` leaves a mark outside the house, so that a crash test need not take our word."""
+"""Tools for tests. `append_line` leaves evidence outside the server, independent of its store."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from retinue.tools.base import Scene, schema_of
 
 
 class AppendLineArguments(msgspec.Struct, forbid_unknown_fields=True):
+    """The arguments of the test tools that write one line."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class AppendLine:
-    """Appends one line to a file and syncs it: an effect that cannot be taken back, and must not happen twice."""
+    """A tool that appends one line to a file and calls fsync: an effect that must not happen twice."""
 
     file: Path
     arguments: type[msgspec.Struct] = AppendLineArguments

@@ -1,13 +1,14 @@
-"""An event loop for simulations: time passes only when everyone waits, and a seed decides who goes first.
+"""A deterministic event loop for simulations: virtual time, and a task order drawn from a seed.
 
-`simulate(seed, main)` runs `main` in a world without real time, threads or sockets. Hours of sleep take no time,
-races between tasks are decided by the seed, and so a seed that found a bug finds it again.
+`simulate(seed, main)` runs `main` without real time, threads or sockets. Time passes only when
+everything waits, so hours of sleep take no time. The seed decides races between tasks, so a seed
+that found a bug finds it again.
 
-What the loop cannot make repeatable is what does not go through it. Most of all, sets of strings iterate in an order
-that differs between processes unless `PYTHONHASHSEED` is set, and sets of most other objects by their addresses: anyio
-keeps nested cancel scopes in one, `asyncio.as_completed` the coroutines it is given. (Tasks and futures of this loop
-hash by number, so sets of those, as in task groups, are safe.) When in doubt, compare `fingerprint`: it tells that two
-runs parted ways.
+The loop cannot make repeatable what does not go through it. Above all, sets of strings iterate in
+an order that differs between processes unless `PYTHONHASHSEED` is set. Sets of most other objects
+iterate by address: anyio keeps nested cancel scopes in one, `asyncio.as_completed` its coroutines.
+Tasks and futures of this loop hash by number, so sets of those, as in task groups, are safe. When
+in doubt, compare `fingerprint`: it differs if two runs diverged.
 """
 
 from __future__ import annotations
@@ -54,27 +55,27 @@ REFUSED = (
 
 
 class SimulationError(Exception):
-    """The simulation itself cannot go on, whatever the code under test made of it."""
+    """The simulation itself cannot continue, regardless of the code under test."""
 
 
 class Deadlock(SimulationError):
-    """Nothing is ready and nothing is scheduled, so the tasks that are left would wait forever."""
+    """Nothing is ready and nothing is scheduled, so the remaining tasks would wait forever."""
 
 
 class StepsSpent(SimulationError):
-    """The simulation did not end within its steps."""
+    """The simulation did not end within its number of steps."""
 
 
 class NotSimulated(NotImplementedError):
-    """The code under test reached for a real thread, socket, process or signal, or replaced a part of the loop.
+    """The code under test used a real thread, socket, process or signal, or replaced a part of the loop.
 
-    It is a `NotImplementedError` because this is how a loop says that it lacks an ability.
+    It is a `NotImplementedError` because that is how a loop reports a missing ability.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A handle waiting for its turn, what to call it in the trace, and whom it may not overtake."""
+    """A ready handle, its label in the trace, and the stream whose order it must keep."""
 
     handle: asyncio.Handle
     label: str
@@ -88,31 +89,35 @@ _CALLBACKS = "callbacks"  # the one stream of all plain callbacks
 class VirtualTimeLoop(asyncio.BaseEventLoop):
     """An event loop whose time is virtual and whose ready order is shuffled by a seed.
 
-    Time stands still while anything is ready, and otherwise moves at once to the next timer.
+    Time does not pass while anything is ready, and otherwise moves at once to the next timer.
 
-    Before each pass the ready handles are shuffled, but only as far as asyncio leaves their order open:
+    Before each pass the ready handles are shuffled, but only as far as asyncio leaves their order
+    open:
 
-    - Steps of different tasks go in any order; asyncio promises none. A task has one step ready at most.
-    - Callbacks of one future, among them the wake-ups of tasks that await it, keep the order in which they were added.
-      Code relies on this, for instance to see a result before whoever awaits it does. (A callback handed a future and
-      nothing else is taken for one of these.)
+    - Steps of different tasks run in any order, because asyncio promises none. A task has at most
+      one step ready.
+    - Callbacks of one future keep the order in which they were added. That includes the wake-ups of
+      tasks that await it. Code relies on this, for example to see a result before the awaiting task
+      does. A callback whose only argument is a future counts as one of these.
     - Plain callbacks keep their order among themselves, because `call_soon` promises it.
-    - Timers of one moment go in any order, which asyncio calls undefined. Timers of different moments never share a
-      pass, so an earlier one always goes first.
+    - Timers of one moment run in any order, which asyncio leaves undefined. Timers of different
+      moments never share a pass, so an earlier one always runs first.
 
-    As in asyncio, what becomes ready during a pass waits for the next, so nothing starves. Locks, queues and events
-    hold under every such order, for they pass on ownership through futures, not through who runs first. asyncio's
-    transports would not (they count on the order of callbacks and futures together), but here there are none.
+    As in asyncio, a handle that becomes ready during a pass waits for the next, so nothing starves.
+    Locks, queues and events are correct under every such order, because they transfer ownership
+    through futures. asyncio's transports are not, because they depend on the order of callbacks and
+    futures together. This loop has no transports.
 
-    It stands on `BaseEventLoop`, which brings running, stopping, closing and error handling but no I/O, and takes over
-    the whole queue of handles; of its private parts we count on `_run_once` being called until `_stopping`.
+    `BaseEventLoop` provides running, stopping, closing and error handling, but no I/O. This class
+    replaces its whole queue of handles. It depends on one private detail: `_run_once` is called
+    until `_stopping`.
     """
 
     _stopping: bool
 
     def __init__(self, seed: int, *, steps_max: int = STEPS_MAX, after_step: Callable[[], None] | None = None) -> None:
         super().__init__()
-        # Not the bare seed: a test may well seed its own faults with it, and the two must not move in step.
+        # Not the bare seed: a test may seed its own faults with it, and the two sequences must be independent.
         self._random = random.Random(f"ready order {seed}")
         self._now = 0.0
         self._soon: deque[_Turn] = deque()
@@ -130,20 +135,21 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     @property
     def steps(self) -> int:
-        """How many passes were made so far."""
+        """The number of passes so far."""
         return self._steps
 
     @property
     def fingerprint(self) -> str:
-        """A hash over what ran, in which order and at which virtual times, up to now.
+        """A hash of what has run so far, in which order and at which virtual times.
 
-        The same code with the same seed has the same fingerprint in every process, since it is made of numbers and
-        qualified names, never of addresses. Another Python version may have another.
+        The same code with the same seed has the same fingerprint in every process. It is made of
+        numbers and qualified names, never of addresses. Another Python version may have another
+        fingerprint.
         """
         return self._trace.hexdigest()
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Returns the virtual seconds since the loop was created."""
         return self._now
 
     def call_soon(
@@ -157,7 +163,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        """As `call_soon`, and from no other thread: when a real thread calls would differ from run to run."""
+        """Do the same as `call_soon`. Calls from other threads are refused, because their timing is not repeatable."""
         if threading.get_ident() != self._home_thread:
             raise _not_simulated("call_soon_threadsafe from another thread")
         return self.call_soon(callback, *args, context=context)
@@ -168,8 +174,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._check_open()
         if math.isnan(when):
             raise ValueError("a timer needs a time to go off at, not NaN")
-        # asyncio, too, takes timers less than a nanosecond apart as one moment, so that ten sleeps of 0.1 s end
-        # together with one of 1 s and the seed decides between them.
+        # asyncio, too, treats timers less than a nanosecond apart as one moment. So ten sleeps of
+        # 0.1 s end together with one of 1 s, and the seed decides between them.
         when = round(when, 9)
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._timers_made += 1
@@ -187,7 +193,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         *,
         name: object = None,
         context: Context | None = None,
-        **options: Any,  # later Pythons add some
+        **options: Any,  # later Python versions add some
     ) -> asyncio.Task[T]:
         self._check_open()
         number = self._next_number()
@@ -204,13 +210,13 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._timers.clear()
 
     def dismiss(self) -> None:
-        """Cancel the tasks that are left, oldest first, and let them end, within another `steps_max`.
+        """Cancel the remaining tasks, oldest first, and let them end within another `steps_max`.
 
-        `after_step` is no longer called: what it checks is promised while `main` runs.
+        `after_step` is no longer called: its checks apply only while `main` runs.
         """
         self.after_step = None
         self._steps_end = self._steps + self._steps_max
-        # Where `after_step` raised in the very pass in which `main` ended, a stop is still on its way: let it pass.
+        # If `after_step` raised in the same pass in which `main` ended, a stop is still pending: let it pass.
         self.call_soon(self.stop)
         self.run_forever()
         while left := self._pending():
@@ -224,7 +230,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self.run_until_complete(self.shutdown_asyncgens())
 
     def _run_once(self) -> None:
-        """One pass: what is ready or due now runs, in an order drawn from the seed."""
+        """Run one pass: everything that is ready or due, in an order drawn from the seed."""
         if self._steps >= self._steps_end:
             raise StepsSpent(self._with_pending(f"not finished after {self._steps} steps, at {self._now} s"))
         self._steps += 1
@@ -232,7 +238,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._drop_cancelled_timers()
         if not ready and not self._stopping:
             self._advance()
-        # As in asyncio, a turn leaves the queue only as it is taken: a KeyboardInterrupt must not lose the others.
+        # As in asyncio, a handle leaves the queue only when it is run: a KeyboardInterrupt must not lose the others.
         self._soon = deque(self._interleave(ready + self._take_due()))
         self._trace.update(f"\n{self._now!r}".encode())
         for _ in range(len(self._soon)):
@@ -258,7 +264,10 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._now = max(self._now, when)
 
     def _take_due(self) -> list[_Turn]:
-        """The timers of the earliest moment, if it has come. Later ones take a later pass, even when overdue."""
+        """Remove and return the timers of the earliest moment, if it is due.
+
+        Later timers take a later pass, even when overdue.
+        """
         due: list[_Turn] = []
         if self._timers and (moment := self._timers[0][0]) <= self._now:
             while self._timers and self._timers[0][0] == moment:
@@ -266,7 +275,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return due
 
     def _interleave(self, turns: list[_Turn]) -> list[_Turn]:
-        """A random order of the turns in which each stream keeps its own."""
+        """Returns the handles in a random order in which each stream keeps its own order."""
         if len(turns) < 2:
             return turns
         order = [turn.stream for turn in turns]
@@ -281,13 +290,13 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             heapq.heappop(self._timers)
 
     def _prune_timers(self) -> None:
-        # Timeouts are mostly cancelled long before their moment and would pile up until then.
+        # Timeouts are mostly cancelled long before they are due, and would accumulate until then.
         self._timers = [timer for timer in self._timers if not timer[2].handle.cancelled()]
         heapq.heapify(self._timers)
         self._prune_timers_at = PRUNE_TIMERS_MIN + 2 * len(self._timers)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """A cancelled timer tells its loop; ours finds out by itself."""
+        """Do nothing: the loop finds cancelled timers by itself."""
 
     def _next_number(self) -> int:
         self._numbers += 1
@@ -298,7 +307,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             raise RuntimeError("the simulated loop is closed")
 
     def _pending(self) -> list[asyncio.Task[Any]]:
-        return sorted(asyncio.all_tasks(self), key=hash)  # their numbers
+        return sorted(asyncio.all_tasks(self), key=hash)  # the hash is the task's number
 
     def _with_pending(self, sentence: str) -> str:
         pending = self._pending()
@@ -307,7 +316,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
 
 class _NumberedFuture(asyncio.Future[T]):
-    """A future that hashes by its number, so that a set of futures iterates in the same order in every process."""
+    """A future that hashes by its number, so that a set of futures has the same order in every process."""
 
     def __init__(self, number: int, *, loop: asyncio.AbstractEventLoop) -> None:
         self._number = number
@@ -318,10 +327,10 @@ class _NumberedFuture(asyncio.Future[T]):
 
 
 class _NumberedTask(asyncio.Task[T]):
-    """A task that hashes by its number, as asyncio itself keeps sets of tasks (in task groups, in `wait`)."""
+    """A task that hashes by its number. asyncio itself keeps sets of tasks (in task groups, in `wait`)."""
 
     def __init__(self, number: int, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], **options: Any) -> None:
-        self._number = number  # first of all: asyncio puts the task into a set while it is being made
+        self._number = number  # first: asyncio puts the task into a set during construction
         super().__init__(cast("Coroutine[Any, Any, T]", coro), **options)
 
     def __hash__(self) -> int:
@@ -329,10 +338,10 @@ class _NumberedTask(asyncio.Task[T]):
 
 
 class VirtualClock:
-    """Wall time in a simulation: it goes with the loop's virtual time, and may jump while the loop's may not."""
+    """The wall clock of a simulation. It follows the loop's virtual time and may jump; loop time may not."""
 
     def __init__(self, start: datetime = START, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Show `start` at the moment the loop was made; without a `loop`, the running one is meant."""
+        """Show `start` at the moment the loop was created. The default `loop` is the running one."""
         self._start = in_utc(start)
         self._loop = asyncio.get_running_loop() if loop is None else loop
         self._offset = timedelta()
@@ -341,14 +350,14 @@ class VirtualClock:
         return self._start + timedelta(seconds=self._loop.time()) + self._offset
 
     async def sleep(self, seconds: float) -> None:
-        """Wait in the loop's time, which no `jump` makes longer or shorter."""
+        """Wait in the loop's time, which no `jump` changes."""
         await asyncio.sleep(seconds)  # sleep: virtual time
 
     def later(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
         return self._loop.call_later(seconds, call).cancel
 
     def jump(self, delta: timedelta) -> None:
-        """Set the wall clock forwards or back. No one wakes: a sleep is as long as it was."""
+        """Set the wall clock forward or back. No sleeper wakes, and no sleep gets longer or shorter."""
         self._offset += delta
 
 
@@ -359,10 +368,10 @@ def simulate(
     steps_max: int = STEPS_MAX,
     after_step: Callable[[], None] | None = None,
 ) -> T:
-    """Run `main` to its end on a fresh loop, cancel what it left running, and return what it returned.
+    """Run `main` to its end on a new loop, cancel the tasks it left, and return its result.
 
-    The running loop inside is a `VirtualTimeLoop`. `after_step` is called after every pass until `main` ends. Whatever
-    is raised carries a note with the seed that raises it again.
+    Inside, the running loop is a `VirtualTimeLoop`. `after_step` is called after every pass until
+    `main` ends. Every exception carries a note with the seed that reproduces it.
     """
     loop = VirtualTimeLoop(seed, steps_max=steps_max, after_step=after_step)
     with _no_chance_collection():
@@ -374,7 +383,7 @@ def simulate(
             error.add_note(
                 f"simulated with seed {seed}: step {loop.steps}, at {loop.time()} s, fingerprint {loop.fingerprint}"
             )
-            with suppress(SimulationError):  # the first failure is the one to tell of
+            with suppress(SimulationError):  # the first failure is the one to report
                 loop.dismiss()
             raise
         finally:
@@ -383,8 +392,9 @@ def simulate(
 
 @contextmanager
 def _no_chance_collection() -> Generator[None]:
-    # When the garbage collector runs by itself depends on everything the process did before, and it closes abandoned
-    # async generators through the loop. Reference counting, and our own collection at fixed steps, are repeatable.
+    # When the garbage collector runs depends on everything the process did before, and it closes
+    # abandoned async generators through the loop. Reference counting and our own collection at
+    # fixed steps are repeatable.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -395,7 +405,7 @@ def _no_chance_collection() -> Generator[None]:
 
 
 def _label(callback: object) -> str:
-    """What to call a callback in the trace: the same in every process, so no `repr`."""
+    """Returns the name of a callback in the trace. It is the same in every process, so it is not a `repr`."""
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, _NumberedTask):
         task = cast("_NumberedTask[Any]", owner)
@@ -410,17 +420,17 @@ def _name(thing: object) -> str:
 
 
 def _stream(callback: object, args: Sequence[object]) -> object:
-    """Whose order a ready callback must keep: see `VirtualTimeLoop`."""
+    """Returns the stream whose order a ready callback must keep: see `VirtualTimeLoop`."""
     if len(args) == 1 and asyncio.isfuture(args[0]):
-        return args[0]  # a future's callback is called with just the future, and so is a wake-up
+        return args[0]  # a future's callback is called with only the future, and so is a wake-up
     if isinstance(callback, (MethodType, BuiltinMethodType)):
-        return _CALLBACKS  # a task's own step comes as a bare wrapper; this may be `call_soon(task.cancel)`
+        return _CALLBACKS  # a task's own step is a plain wrapper; this may be `call_soon(task.cancel)`
     owner = getattr(callback, "__self__", None)
     return cast("object", owner) if isinstance(owner, asyncio.Task) else _CALLBACKS
 
 
 def _whereabouts(task: asyncio.Task[Any]) -> str:
-    """The coroutines a waiting task is in, outermost first, each with its line."""
+    """Returns the chain of coroutines that a waiting task is in, outermost first, each with its line."""
     places: list[str] = []
     awaited: object = task.get_coro()
     while isinstance(awaited, CoroutineType):

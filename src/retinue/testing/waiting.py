@@ -1,7 +1,7 @@
 """Wait for a condition instead of for time to pass.
 
-A test that sleeps is wrong twice: it waits too long on a fast machine and not long enough on a busy one. The limits
-here end a hang. They are generous on purpose, and never judge speed.
+A test that sleeps waits too long on a fast machine and not long enough on a busy one. The limits
+here only end a hang. They are generous on purpose, and never measure speed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Describe(Protocol):
-    """Returns what the failure should show: the rows, the output or the state that was looked at."""
+    """Returns what the failure message should show: rows, output or state."""
 
     def __call__(self) -> object: ...
 
@@ -56,8 +56,11 @@ def wait_until_sync(
     poll_s: float = POLL_S,
     describe: Describe | None = None,
 ) -> T:
-    """As `wait_until`, for a test that blocks its thread. Polls less often as time goes by: what is asked is often a
-    server in another process, which has a limit of requests in a minute."""
+    """Do the same as `wait_until` in a test that blocks its thread.
+
+    The interval grows: the condition often calls a server in another process, which limits its
+    requests per minute.
+    """
     deadline = time.monotonic() + limit_s
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -68,9 +71,12 @@ def wait_until_sync(
 
 
 async def stays_true(condition: Callable[[], bool], reason: str, *, for_s: float) -> None:
-    """Watch that a condition holds for a while: only for something that must be seen not to happen, and that no event,
-    row or turned clock can show. `reason` says why the wait is needed. A busy machine can only make it miss a defect,
-    never report one that is not there."""
+    """Check that a condition holds for a while.
+
+    Use it only for something that must not happen and that no event, row or fake clock can show.
+    `reason` says why the wait is needed. A busy machine can make this miss a defect, but never
+    report a false one.
+    """
     deadline = time.monotonic() + for_s
     while time.monotonic() < deadline:
         assert condition(), reason

@@ -1,10 +1,12 @@
-"""The fault kit: the same questions for every connector, asked while its place, its line and its house fail.
+"""The fault kit: checks a connector while its platform, its network or the server fails.
 
-Whoever writes a connector brings a `Bench` (docs/guides/write-a-connector.md), and then
+The author of a connector writes a `Peer` (docs/guides/write-a-connector.md): the platform, or a
+faithful fake of it, under the control of a test. Then
 
-    python -m retinue.testing.fault_kit my_package.bench:MyBench
+    python -m retinue.testing.fault_kit my_package.peer:MyPeer
 
-prints a matrix of what holds. In tests: `CASES`, `made` and `hold`.
+runs every case and prints a matrix of the results. In tests, use `CASES`, `create_peer` and
+`check_case`.
 """
 
 from __future__ import annotations

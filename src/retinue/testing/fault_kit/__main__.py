@@ -1,4 +1,4 @@
-"""`python -m retinue.testing.fault_kit [BENCH ...] [--case NAME]`: play every case, and print the matrix."""
+"""`python -m retinue.testing.fault_kit [PEER ...] [--case NAME]`: run every case, and print the matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line of ours between a connector and its place, which breaks when it is told to."""
+"""A TCP proxy between a connector and its platform that breaks connections on demand."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from retinue.testing.free_ports import HOST, free_port
 CHUNK_BYTES = 65_536
 DRIP_BYTES = 13
 DRIP_S = 0.001
-_RESET = struct.pack("ii", 1, 0)  # linger for no time: the other side is told that the line broke, not that it ended
+_RESET = struct.pack("ii", 1, 0)  # linger for zero seconds: the peer gets a reset instead of a regular end
 
 
 class Break(StrEnum):
-    """Where a line breaks that bears certain words outwards."""
+    """Where a connection breaks that carries a given text to the platform."""
 
-    BEFORE = "before"  # none of it arrives
-    HALF_WAY = "half-way"  # the first half of the words does
-    FROZEN = "frozen"  # none of it does, and the line stands as if it were whole
-    AFTER = "after"  # all of it does, and nothing comes back any more: `cut` ends it
+    BEFORE = "before"  # nothing of it arrives
+    HALF_WAY = "half-way"  # the first half of the text arrives
+    FROZEN = "frozen"  # nothing of it arrives, and the connection stays open
+    AFTER = "after"  # all of it arrives, and nothing comes back any more: `cut` ends it
 
 
 @dataclass(slots=True, eq=False)
 class _Pair:
     near: asyncio.StreamWriter
     far: asyncio.StreamWriter
-    frozen: bool = False  # it is there, and nothing passes
+    frozen: bool = False  # open, but nothing passes
     deaf: bool = False  # nothing comes back
 
     def reset(self) -> None:
@@ -40,7 +40,7 @@ class _Pair:
 
 @dataclass(slots=True, eq=False)
 class Proxy:
-    """Listens at `at` once it is open, and passes all on to `far`."""
+    """Listens at `address` once it is open, and forwards everything to `target`."""
 
     far: At
     at: At = field(default_factory=lambda: (HOST, free_port()))
@@ -57,40 +57,40 @@ class Proxy:
     async def close(self) -> None:
         self.refuse()
         self.cut()
-        await asyncio.gather(*self._tasks, return_exceptions=True)  # a line that was cut ends by itself
+        await asyncio.gather(*self._tasks, return_exceptions=True)  # the tasks of cut connections end by themselves
 
-    # What it is told
+    # --- control ---
 
     def refuse(self) -> None:
-        """Nobody gets a line any more, until `open`."""
+        """Refuse new connections until `open`."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
     def cut(self) -> None:
-        """Break every line that there is."""
+        """Break every current connection."""
         for pair in list(self._pairs):
             pair.reset()
 
     def freeze(self) -> None:
-        """Leave every line that there is half open: it stands, and nothing passes. New ones are as they should be."""
+        """Leave every current connection half-open: nothing passes. New connections work."""
         for pair in self._pairs:
             pair.frozen = True
 
     @property
     def is_frozen(self) -> bool:
-        """Whether somebody still holds a line that is half open."""
+        """Whether a half-open connection still exists."""
         return any(pair.frozen for pair in self._pairs)
 
     def drip(self) -> None:
-        """Pass everything on in small pieces, each after a moment."""
+        """Forward everything in small pieces, each after a short delay."""
         self._drips = True
 
     def break_at(self, words: str, where: Break) -> None:
-        """Break the line that bears these words outwards, once."""
+        """Break the connection that carries this text to the platform, once."""
         self._breaks[words.encode()] = where
 
-    # What it does
+    # --- forwarding ---
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -125,7 +125,7 @@ class Proxy:
                     return pair.reset()
                 case Break.HALF_WAY:
                     await self._pass(pair, pair.far, passed)
-                    pair.far.close()  # an end in the middle of the words: whoever reads must not take them for all
+                    pair.far.close()  # an end in the middle of the text: the platform must not take it for complete
                     return _reset(pair.near)
                 case Break.FROZEN:
                     pair.frozen = True
@@ -136,7 +136,7 @@ class Proxy:
             await self._pass(pair, pair.far, chunk)
 
     def _met(self, tail: bytes, chunk: bytes) -> tuple[Break | None, bytes]:
-        """Whether words are met at which to break, and what of the chunk comes before their middle."""
+        """Find a text at which to break. Returns where, and the part of the chunk before the middle of the text."""
         for words, where in list(self._breaks.items()):
             seen = tail[-(len(words) - 1) :] + chunk
             found = seen.find(words)
@@ -158,7 +158,7 @@ class Proxy:
             writer.write(piece)
             await writer.drain()
             if self._drips:
-                await asyncio.sleep(DRIP_S)  # sleep: the slow line is the fault
+                await asyncio.sleep(DRIP_S)  # sleep: the slow connection is the fault
 
 
 async def _next(reader: asyncio.StreamReader) -> bytes:

@@ -1,5 +1,6 @@
-"""Every way in which a place, the line to it or the house may fail, and what is done while it does. What must hold
-after each of them is the same, and asked by the stage.
+"""The cases of the fault kit: every way in which a platform, the network or the server may fail.
+
+What must hold at the end is the same for all cases, and checked by the harness.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ NOT_LOST = (Outcome.DELIVERED, Outcome.UNKNOWN)
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """One fault, and the function that causes it."""
+
     name: str
-    fault: str  # in a sentence, for whoever reads the matrix
+    fault: str  # one sentence, for the reader of the matrix
     play: Callable[[Stage], Awaitable[None]]
 
 
@@ -33,7 +36,7 @@ async def _calm(stage: Stage) -> None:
 
 
 async def both_ways(stage: Stage, *, room: str | None = None) -> None:
-    """What has to work before a fault, and again after it."""
+    """Check that a message and a delivery work, as they must before and after every fault."""
     await stage.say(room=room)
     await stage.until_all_heard()
     if (outcome := await stage.send(room=room)) is not Outcome.DELIVERED:
@@ -53,7 +56,7 @@ async def _busy(stage: Stage) -> None:
     await asyncio.gather(*answering)
 
 
-# The house
+# --- server ---
 
 
 async def _mishaps(stage: Stage, *mishaps: Mishap) -> None:
@@ -98,7 +101,7 @@ async def _opened_anew(stage: Stage) -> None:
     await both_ways(stage)
 
 
-# The line
+# --- network ---
 
 
 async def _line_cut(stage: Stage) -> None:
@@ -145,7 +148,7 @@ async def _half_open(stage: Stage) -> None:
     await both_ways(stage)
     text = stage.words("answer")
     stage.freeze()
-    stage.break_at(text.split()[-1], Break.FROZEN)  # also where each thing that is sent has a line of its own
+    stage.break_at(text.split()[-1], Break.FROZEN)  # also if each delivery has a separate connection
     sending = asyncio.create_task(stage.send(text))
     await stage.outlast_silence(sending)
     if (outcome := await sending) not in NOT_LOST:
@@ -196,7 +199,7 @@ async def _at_every_step(stage: Stage) -> None:
         await both_ways(stage)
 
 
-# The place
+# --- platform ---
 
 
 async def _restarts(stage: Stage) -> None:
@@ -213,7 +216,8 @@ async def _refuses(stage: Stage) -> None:
     await stage.bench.begin(Trouble.REFUSES)
     outcome = await stage.send()
     await stage.bench.end(Trouble.REFUSES)
-    # A place whose bad moments leave open whether it took it is in doubt. One that surely did not is asked again.
+    # If the platform's temporary error leaves open whether it accepted the part, the result is
+    # unknown. If it certainly did not, the delivery is repeated.
     if outcome is not Outcome.DELIVERED and (stage.house.refusals or outcome is not Outcome.UNKNOWN):
         raise Broken(f"it was refused for the moment, and ended as {outcome}")
     await both_ways(stage)

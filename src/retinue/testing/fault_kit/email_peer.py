@@ -1,4 +1,4 @@
-"""The bench of e-mail: dovecot and exim, servers written by others, and two people who write to the house."""
+"""The email peer: dovecot and exim as independent servers, and two people who write to the connector."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from retinue.testing.fault_kit.peer import At, PlainBench, Trouble
 from retinue.testing.waiting import wait_until
 
 PASSWORD = "secret-house"
-ROOT = "beginning@example.org"  # the mail that every thread here goes back to
+ROOT = "beginning@example.org"  # the email that every thread here goes back to
 
 
 def _room(person: str) -> str:
@@ -29,6 +29,8 @@ def _room(person: str) -> str:
 
 
 class MailBench(PlainBench):
+    """Email over the servers of `email_servers`."""
+
     kind = KIND.name
     made_by = "email"
     room = _room("maria")
@@ -83,7 +85,7 @@ class MailBench(PlainBench):
         return KIND.make(settings, surroundings)
 
     async def ready(self, connector: Connector | None) -> None:
-        """Once it has looked into the mailbox for the first time: what lay there before is not for it."""
+        """Wait until the connector has read the mailbox once: earlier emails are not for it."""
         shelf = self._folder / SHELF
         await wait_until(
             lambda: shelf.exists() and "heard/INBOX" in shelf.read_text(), "it has looked into the mailbox"

@@ -1,4 +1,4 @@
-"""The bench of the connector to nowhere. There is no line to it, and it does itself what befalls a parcel on one."""
+"""The peer of `FakeConnector`. There is no network connection, so the connector itself simulates the faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RETRY_AFTER_S = 3.0
 
 
 class _Line:
-    """The connector's end, made anew with every house: the place outlives it."""
+    """The connector of one server. The platform survives it."""
 
     def __init__(self, place: QuietConnector, instance: str) -> None:
         self.instance = instance
@@ -34,6 +34,8 @@ class _Line:
 
 
 class QuietBench(PlainBench):
+    """A platform in memory that accepts a repeated part once."""
+
     kind = "quiet"
     made_by = "quiet"
     room = "42"
@@ -87,7 +89,7 @@ class QuietBench(PlainBench):
 
 
 class ForgetfulBench(QuietBench):
-    """A place that does not know what it was sent before."""
+    """A platform that does not recognize repeated parts."""
 
     made_by = "quiet-forgetful"
     repeats_safely = False

@@ -1,4 +1,4 @@
-"""Where a case is played: a place, a line that can break, a house, and what is asked of all in the end."""
+"""Runs one case of the fault kit: a platform, proxies that can break, a server, and the final checks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from retinue.testing.waiting import POLL_S, WAIT_LIMIT_S, wait_until
 
 INSTANCE = "kit"
 SHELF = "shelf.json"
-SKIP_S = 61.0  # longer than a bench lets its connector wait for an answer
+SKIP_S = 61.0  # longer than a peer lets its connector wait for an answer
 SILENCE_S_MAX = 24 * 3600.0
 
 
 class Broken(AssertionError):
-    """A promise of the contract was not kept; says which, and by what."""
+    """The connector broke its contract. The text says how."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
+    """One delivery and its outcome."""
+
     room: str
     text: str
     outcome: Outcome
@@ -38,7 +40,7 @@ class Sent:
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """The house from when it is opened until it is closed, killed or dies."""
+    """The server from its start until it is stopped, killed or dies."""
 
     connector: Connector
     listening: asyncio.Task[None]
@@ -46,18 +48,20 @@ class Life:
 
 @dataclass(slots=True, eq=False)
 class Stage:
+    """Everything a case uses: the peer, the proxies, the server, and the log of what was sent."""
+
     bench: Bench
     folder: Path
     lines: dict[str, Proxy]
     house: House = field(default_factory=House)
     said: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     sent: list[Sent] = field(default_factory=list[Sent])
-    order_told: bool = True  # whether the place tells in the order in which it was said
+    order_told: bool = True  # whether the platform delivers messages in the order in which they were sent
     life: Life | None = None
     _words: int = 0
     _numbers: int = 0
 
-    # The house
+    # --- server ---
 
     @property
     def connector(self) -> Connector:
@@ -75,14 +79,18 @@ class Stage:
         await self.until_ready()
 
     async def until_ready(self, *, lost: int = 0) -> None:
-        """Until what is said will be heard: after so many lines were lost, where what is said on a lost one is gone."""
+        """Wait until a message sent now will be received.
+
+        If the platform keeps no messages, first wait until so many connections were lost: a message
+        on a lost connection is gone.
+        """
         if not self.bench.keeps:
             await self.until_true(lambda: self.house.lines_lost >= lost, "the connector did not notice the broken line")
         connector = self.life.connector if self.life is not None else None
         await self.until(lambda: self.bench.ready(connector), "the connector did not come in")
 
     async def close_house(self) -> None:
-        """In good order, as for new settings."""
+        """Stop the server regularly, as for new settings."""
         assert self.life is not None
         self.life.listening.cancel()
         done, _ = await asyncio.wait([self.life.listening], timeout=WAIT_LIMIT_S)
@@ -91,7 +99,7 @@ class Stage:
         self.life = None
 
     async def lose_line(self) -> None:
-        """And wait until there is another."""
+        """Break the connections, and wait until the connector is ready again."""
         before = self.house.lines_lost
         self.cut()
         await self.until_ready(lost=before + 1)
@@ -106,12 +114,12 @@ class Stage:
         await self.until_ready(lost=before + 1)
 
     async def crash_house(self) -> None:
-        """From one moment to the next: no goodbye reaches the place."""
+        """Stop the server abruptly: the platform gets no regular end of the connection."""
         self.cut()
         await self.close_house()
         self.house.died.clear()
 
-    # The line
+    # --- network ---
 
     def cut(self) -> None:
         for proxy in self.lines.values():
@@ -122,8 +130,10 @@ class Stage:
             proxy.freeze()
 
     async def outlast_silence(self, sending: asyncio.Task[Outcome]) -> None:
-        """Have the connector's time limits pass, whenever a line is frozen, until something is sent or given up, and
-        no such line is left."""
+        """Let the connector's time limits pass while a connection is frozen.
+
+        Returns once the delivery has ended and no frozen connection is left.
+        """
         skipped_s = 0.0
         while (frozen := any(proxy.is_frozen for proxy in self.lines.values())) or not sending.done():
             if skipped_s > SILENCE_S_MAX:
@@ -131,7 +141,7 @@ class Stage:
             if frozen:
                 skip_loop_time(SKIP_S)
                 skipped_s += SKIP_S
-            await asyncio.sleep(POLL_S)  # sleep: the connector acts on it meanwhile; see the loop's condition
+            await asyncio.sleep(POLL_S)  # sleep: the connector reacts meanwhile; see the loop's condition
 
     def drip(self) -> None:
         for proxy in self.lines.values():
@@ -150,10 +160,10 @@ class Stage:
         for proxy in self.lines.values():
             proxy.break_at(words, where)
 
-    # What is said and sent
+    # --- messages and deliveries ---
 
     def words(self, what: str) -> str:
-        """Words that stand nowhere else: by them something is found again, also on the line."""
+        """Returns a unique text, so that it can be found again, also in a connection's bytes."""
         self._words += 1
         return f"{what} kit{self._words:03d}mark"
 
@@ -166,12 +176,15 @@ class Stage:
         return words
 
     async def send_amid(self, befall: Callable[[], Awaitable[None]]) -> None:
-        """Send something while a fault befalls us. What was under way in a house that died is in doubt: the next one
-        sends it again only where its place takes it once all the same."""
+        """Deliver a part while a fault happens.
+
+        If the server died during it, the result is unknown. The next server repeats the delivery
+        only if that is safe.
+        """
         room, text, dying = self.bench.room, self.words("answer"), self.life
         parcel = parcel_to(INSTANCE, room, text, number=self.number())
         sending = asyncio.create_task(self.house.send(self.connector, parcel))
-        await asyncio.sleep(0)  # it is on its way
+        await asyncio.sleep(0)  # let the delivery start
         await befall()
         if self.life is dying:
             outcome = await sending
@@ -193,7 +206,7 @@ class Stage:
         return self._numbers
 
     async def until(self, done: Callable[[], Awaitable[object]], otherwise: str) -> None:
-        """Wait for what ends by itself."""
+        """Wait for something that ends by itself. Raises `ContractBroken` after the time limit."""
         try:
             async with asyncio.timeout(WAIT_LIMIT_S):
                 await done()
@@ -216,10 +229,10 @@ class Stage:
             f"lost: {sorted(wanted - {each.text for each in self.house.committed})}",
         )
 
-    # What must hold in the end
+    # --- final checks ---
 
     async def answer_for_it(self) -> None:
-        """Nothing lost, nothing doubled, in order, and in its room: both ways."""
+        """Check both directions: nothing lost, nothing doubled, in order, and in the right channel."""
         await self._lost_and_found()
         rooms = (self.bench.room, self.bench.other_room)
         standing = {room: await self.bench.standing(room) for room in rooms}
@@ -294,7 +307,7 @@ def surroundings_in(folder: Path, bench: Bench) -> Surroundings:
 
 @asynccontextmanager
 async def staged(bench: Bench, folder: Path) -> AsyncGenerator[Stage]:
-    """With the house open and ready to hear."""
+    """Start the peer, the proxies and the server, and stop them at the end of the block."""
     lines = {name: Proxy(far) for name, far in (await bench.open(folder)).items()}
     stage = Stage(bench, folder, lines)
     try:

@@ -1,4 +1,4 @@
-"""The bench of IRC: ngIRCd, a server written by others, and a person who speaks to it in lines of their own."""
+"""The IRC peer: ngIRCd as an independent server, and a person with a separate, minimal client."""
 
 from __future__ import annotations
 
@@ -55,18 +55,20 @@ DHFile = {known}
 
 
 class NgircdMissing(RuntimeError):
+    """The program `ngircd` is not installed."""
+
     def __init__(self) -> None:
         super().__init__("ngircd is not installed: sudo apt-get install -y ngircd")
 
 
 @dataclass(slots=True, eq=False)
 class Ngircd:
-    """A server of its own, on a port of its own, in a folder of its own."""
+    """One ngIRCd process in its own folder, on its own port."""
 
     folder: Path
     password: str = ""
     port: int = 0
-    certificate: Path | None = None  # beside it its `.key` and a `.dh`: then there is a port with TLS, too
+    certificate: Path | None = None  # its `.key` and `.dh` are beside it: then there is a TLS port, too
     tls_port: int = 0
     _process: asyncio.subprocess.Process | None = None
 
@@ -97,7 +99,7 @@ class Ngircd:
     async def close(self) -> None:
         if self._process is not None:
             if self._process.returncode is None:
-                self._process.terminate()  # in good order: what it took is on its way to those who read
+                self._process.terminate()  # regularly: messages it accepted still reach their readers
             await self._process.wait()
             self._process = None
 
@@ -113,7 +115,7 @@ async def _answers(port: int) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Person:
-    """Somebody with a client of their own. Shares no code with the connector: two wrongs would agree."""
+    """A person with an IRC client. It shares no code with the connector, so that they cannot share a bug."""
 
     port: int
     nick: str = PERSON
@@ -136,7 +138,7 @@ class Person:
         await self.settle()
 
     async def go(self) -> None:
-        """And read what is still on its way, where the server has closed."""
+        """Close the connection, after reading what the server still sends."""
         if self._writer is not None and self._writer.can_write_eof():
             self._writer.write_eof()
         if self._reading is not None:
@@ -154,14 +156,14 @@ class Person:
         await self.settle()
 
     async def settle(self) -> None:
-        """Until the server has read all that we typed."""
+        """Wait until the server has read everything that was sent."""
         self._pings += 1
         token = f"{self.nick}{self._pings}"
         self.type(f"PING :{token}")
         await self.until(lambda: any(" PONG " in line and line.endswith(f":{token}") for line in self.lines[-50:]))
 
     async def present(self, room: str) -> set[str]:
-        """Who is in a room now, as the server has it."""
+        """Returns who is in a channel now, according to the server."""
         self.names[room] = set()
         self.type(f"NAMES {room}")
         await self.settle()
@@ -195,6 +197,8 @@ async def _next(reader: asyncio.StreamReader) -> bytes:
 
 
 class IrcBench(PlainBench):
+    """IRC over ngIRCd."""
+
     kind = KIND.name
     made_by = "irc"
     room = "#kitchen"
@@ -247,7 +251,7 @@ class IrcBench(PlainBench):
         await self.server.close()
         await self.person.go()
         for room in (self.room, self.other_room):
-            self._before[room] = self._stood(room)  # what was read is not unread when the server forgets it
+            self._before[room] = self._stood(room)  # texts that were read stay read when the server forgets them
         self._person = None
         await self.server.open()
         await self._come()
@@ -293,7 +297,7 @@ class IrcBench(PlainBench):
     async def begin(self, trouble: Trouble) -> None:
         match trouble:
             case Trouble.FORBIDS:
-                await self._mode("+m")  # only those who were given a voice may speak
+                await self._mode("+m")  # only users with voice may speak
             case Trouble.REVOKED:
                 await self._new_password(OTHER_PASSWORD)
             case _:

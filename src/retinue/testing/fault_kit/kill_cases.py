@@ -1,4 +1,4 @@
-"""`kill -9`, for real: a process of its own holds the connector, and is ended between two of its steps."""
+"""Cases with a real `kill -9`: a separate process runs the connector, and is killed between two steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REACHED = "reached"
 
 
 async def sending(stage: Stage) -> None:
-    """The house may not send again what may have arrived, unless its place takes it once all the same."""
+    """Kill the server after the platform accepted a part: it may be sent again only if that is safe."""
     await stage.close_house()
     text, number = stage.words("answer"), stage.number()
     stage.break_at(text.split()[-1], Break.AFTER)
@@ -61,7 +61,7 @@ async def _listening(stage: Stage, mishap: Mishap) -> None:
 
 
 def committed_in(folder: Path) -> list[Incoming]:
-    """What a process committed before it was killed."""
+    """Returns the messages that a process committed before it was killed."""
     journal = folder / JOURNAL
     lines = journal.read_text().splitlines() if journal.exists() else []
     return [Incoming(**json.loads(line)) for line in lines]

@@ -1,4 +1,4 @@
-"""The process that `killing` kills: `python -m retinue.testing.fault_kit.kill_target BENCH FOLDER AT TASK...`."""
+"""The process that `kill_cases` kills: `python -m retinue.testing.fault_kit.kill_target PEER FOLDER AT TASK...`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from retinue.testing.fault_kit.kill_cases import JOURNAL, REACHED
 from retinue.testing.fault_kit.kit_server import House, Mishap, parcel_to
 from retinue.testing.fault_kit.peer_registry import made
 
-LONG_S = 300.0  # by then whoever was to kill us is dead themselves
+LONG_S = 300.0  # by then, the process that was to kill this one is gone itself
 
 
 class FileHouse(House):
-    """Its commits are on disk, as those of a real one."""
+    """A server whose commits are on disk, as those of the real one."""
 
     folder: Path
     mishap: Mishap

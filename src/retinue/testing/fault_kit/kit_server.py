@@ -1,5 +1,7 @@
-"""The near end: a house that keeps what it is handed as the real one does, sends as the real outbox does, and fails at
-the worst moment when it is told to. All in memory but the shelf, so that a case takes no longer than its fault.
+"""A minimal server for the fault kit, which fails at the worst moment on demand.
+
+It stores inbound messages and retries deliveries by the rules of the real intake and outbox.
+Everything but the connector's state is in memory, so that a case takes no longer than its fault.
 """
 
 from __future__ import annotations
@@ -24,21 +26,23 @@ from retinue.testing.fake_clock import START
 HASTE = 20.0
 """How many times shorter a connector's pauses are here."""
 
-PAUSE_S = 0.02  # before a broken line, or a refused parcel, is tried again
+PAUSE_S = 0.02  # before a broken connection or a refused delivery is tried again
 DELIVER_S_MAX = 120.0
-TRIES_MAX = 5000  # with their pauses, longer than any place takes to come back
+TRIES_MAX = 5000  # including pauses, longer than any platform takes to come back
 
 
 class HastyClock(RealClock):
-    """Pauses are short here: a connector that waits before it tries again does so sooner. Limits are as long as ever,
-    so that a busy machine does not reach them."""
+    """A clock whose sleeps are shortened, so that a connector retries sooner.
+
+    Time limits keep their length, so that a busy machine does not reach them.
+    """
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds / HASTE)  # sleep: the pause that a connector asked for
 
 
 class FileShelf:
-    """A connector's own words, which outlive its process."""
+    """A connector's stored state in a JSON file, which survives its process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,20 +60,20 @@ class FileShelf:
 
 
 class Mishap(StrEnum):
-    """What befalls the house as it takes something in."""
+    """A fault of the server while it accepts a message."""
 
-    FAILS_BEFORE = "fails-before"  # it could not store it, and says so
-    FAILS_AFTER = "fails-after"  # it stored it, and could not say so
+    FAILS_BEFORE = "fails-before"  # it could not store the message, and says so
+    FAILS_AFTER = "fails-after"  # it stored the message, and could not say so
     DIES_BEFORE = "dies-before"
     DIES_AFTER = "dies-after"
 
 
 class Outcome(StrEnum):
-    """What became of something sent, as the house understands it."""
+    """The end of a delivery, as the server knows it."""
 
     DELIVERED = "delivered"
     REFUSED = "refused"  # for good
-    UNKNOWN = "unknown"  # it may stand there, or not, and is not sent again
+    UNKNOWN = "unknown"  # it may or may not have arrived, and is not repeated
     GAVE_UP = "gave-up"
 
 
@@ -78,14 +82,14 @@ Key = tuple[str, str, str]
 
 @dataclass(slots=True, eq=False)
 class House:
-    """What is committed outlives every life of it."""
+    """The server of the fault kit. `committed` survives each of its restarts."""
 
     committed: list[Incoming] = field(default_factory=list[Incoming])
     mishaps: deque[Mishap] = field(default_factory=deque[Mishap])
     refusals: list[DeliveryFailed] = field(default_factory=list[DeliveryFailed])
     died: asyncio.Event = field(default_factory=asyncio.Event)
     lines_lost: int = 0
-    lines_stood: int = 0  # as often as a connector said so
+    lines_stood: int = 0  # how often a connector reported a connection
     needed_owner: list[LineLost] = field(default_factory=list[LineLost])
     _keys: set[Key] = field(default_factory=set[Key])
 
@@ -106,7 +110,7 @@ class House:
         return receipt
 
     def commit(self, incoming: Incoming) -> Receipt:
-        """As the inbox: what it has by the same name in the same room is the same."""
+        """Store a message as the real intake does: same channel, message id and revision is a duplicate."""
         key = (incoming.room, incoming.message_id, incoming.revision)
         duplicate = key in self._keys
         if not duplicate:
@@ -117,10 +121,10 @@ class House:
 
     async def _die(self) -> None:
         self.died.set()
-        await asyncio.Event().wait()  # nobody comes back from this; the kit ends the life around it
+        await asyncio.Event().wait()  # never returns; the kit ends the process around it
 
     async def keep_listening(self, connector: Connector) -> None:
-        """As the real one: call again when the line broke."""
+        """Call `listen` again whenever the connection breaks, as the real server does."""
         while True:
             try:
                 await connector.listen(self.accept)
@@ -130,10 +134,14 @@ class House:
             except Exception:  # noqa: BLE001 - whatever comes out of a connector is a broken line
                 pass
             self.lines_lost += 1
-            await asyncio.sleep(PAUSE_S)  # sleep: the house pauses before it calls again
+            await asyncio.sleep(PAUSE_S)  # sleep: before the server listens again
 
     async def send(self, connector: Connector, parcel: Parcel) -> Outcome:
-        """As the outbox: what was refused is tried again, and what is in doubt only where that is safe."""
+        """Deliver a part by the rules of the outbox.
+
+        A refused part is tried again. A part with an unknown result is repeated only if that is
+        safe.
+        """
         for _ in range(TRIES_MAX):
             try:
                 async with asyncio.timeout(DELIVER_S_MAX):
@@ -153,6 +161,7 @@ class House:
 
 
 def parcel_to(instance: str, room: str, text: str, *, number: int) -> Parcel:
+    """Returns a delivery part for a channel, whose ids follow from `number`."""
     envelope = Envelope(
         seq=number,
         id=EnvelopeId(f"{number:032x}"),

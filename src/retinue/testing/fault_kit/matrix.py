@@ -1,4 +1,4 @@
-"""One cell for each connector and fault, and the table of them all."""
+"""The results of the fault kit: one cell per connector and case, and the table of all cells."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from retinue.testing.fault_kit.cases import CASES, Case
 from retinue.testing.fault_kit.harness import Broken, staged
 from retinue.testing.fault_kit.peer import Bench
 
-REASON_LENGTH_MIN = 20  # letters: "n/a" is no reason
+REASON_LENGTH_MIN = 20  # characters: "n/a" is not a reason
 
 
 class Mark(StrEnum):
+    """The result of one case."""
+
     HOLDS = "holds"
     BROKEN = "BROKEN"
     EXEMPT = "exempt"
@@ -22,6 +24,8 @@ class Mark(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
+    """The result of one case for one peer, with the reason of an exemption or a failure."""
+
     bench: str
     case: str
     mark: Mark
@@ -29,14 +33,14 @@ class Cell:
 
 
 def wrong_exemptions(bench: Bench) -> list[str]:
-    """Exemptions that name no case, or give no reason."""
+    """Returns exemptions that name no case or give no reason."""
     unknown = [f"there is no case {name!r}" for name in bench.exempt if name not in CASES]
     poor = [f"{name} is exempt without a reason" for name, why in bench.exempt.items() if len(why) < REASON_LENGTH_MIN]
     return [*unknown, *poor]
 
 
 async def hold(bench: Bench, case: Case, folder: Path) -> None:
-    """Play one case, and ask what must hold after it. Raises `Broken` where it does not."""
+    """Run one case for a peer. Raises `ContractBroken` if the connector breaks its contract."""
     async with staged(bench, folder) as stage:
         await case.play(stage)
         await stage.answer_for_it()
@@ -53,7 +57,7 @@ async def cell(name: str, bench: Bench, case: Case, folder: Path) -> Cell:
 
 
 def table(cells: Iterable[Cell]) -> list[str]:
-    """Connectors across, faults down; then why what is exempt is so, and what is broken."""
+    """Returns a table with connectors as columns and cases as rows, then the exemptions and failures."""
     known = list(cells)
     names = list(dict.fromkeys(each.bench for each in known))
     marks = {(each.bench, each.case): each.mark for each in known}
@@ -67,7 +71,7 @@ def table(cells: Iterable[Cell]) -> list[str]:
 
 
 def _notes(cells: list[Cell]) -> Iterator[str]:
-    """Each once, with all that it is about."""
+    """Yield each note once, with all its cells."""
     about: dict[tuple[Mark, str], dict[str, list[str]]] = {}
     for each in cells:
         if each.note:

@@ -1,4 +1,4 @@
-"""What the author of a connector brings to the fault kit: its place, or a faithful stand-in, as a test can play it."""
+"""What the author of a connector provides to the fault kit: its platform, under the control of a test."""
 
 from __future__ import annotations
 
@@ -14,27 +14,34 @@ At = tuple[str, int]
 
 
 class Trouble(StrEnum):
-    """What a place can do to us. It begins with `Bench.begin`, and is over with `Bench.end`."""
+    """A fault of the platform. It begins with `Peer.start_fault` and ends with `Peer.stop_fault`."""
 
-    REFUSES = "refuses"  # the next thing we send, for a reason of the moment, or fails with it: a 5xx
-    FORBIDS = "forbids"  # what we send to `room`, for good: it is gone, or not ours to speak in
-    THROTTLES = "throttles"  # the next thing we send, and asks for patience: a 429
-    REVOKED = "revoked"  # it knows our key no more
-    REPEATS = "repeats"  # it tells us everything twice
-    SHUFFLES = "shuffles"  # it tells us the later before the earlier
+    REFUSES = "refuses"  # fails the next delivery with a temporary error: a 5xx
+    FORBIDS = "forbids"  # refuses deliveries to `channel` for good: it is gone, or the connector may not write there
+    THROTTLES = "throttles"  # refuses the next delivery with a rate limit and a retry time: a 429
+    REVOKED = "revoked"  # rejects the connector's credential
+    REPEATS = "repeats"  # sends every inbound message twice
+    SHUFFLES = "shuffles"  # sends a later inbound message before an earlier one
 
 
 class Bench(Protocol):
-    """One kind of connector and its place. A new one is made for every case, in a folder of its own."""
+    """One platform with its connector, under the control of a test.
+
+    The kit creates a new peer for every case, with a temporary folder. Derive from `BasePeer` and
+    implement the rest. The real server of the platform is best; a fake must be faithful.
+    """
 
     @property
     def kind(self) -> str:
-        """The name of the `ConnectorKind`."""
+        """The name of the platform, as its connector registers it."""
         ...
 
     @property
     def made_by(self) -> str:
-        """`MODULE:NAME` of what makes it, handed nothing: a process that is to be killed makes its own."""
+        """`MODULE:NAME` of a callable without arguments that creates this peer, or a name of the registry.
+
+        A process that is to be killed creates its own peer with it.
+        """
         ...
 
     @property
@@ -45,50 +52,59 @@ class Bench(Protocol):
 
     @property
     def exempt(self) -> Mapping[str, str]:
-        """Cases that say nothing about this place, by their names, and why: a whole sentence, printed in the matrix."""
+        """Cases that do not apply to this platform, by name, with the reason: a sentence, printed in the matrix."""
         ...
 
     @property
     def secrets(self) -> Mapping[str, str]:
-        """What `Surroundings.secret` answers."""
+        """The values that the connector reads as secrets, by setting."""
         ...
 
     async def open(self, folder: Path) -> Mapping[str, At]:
-        """Open the place, and say where it listens: a name for each line that the connector has to it. The kit stands
-        between the two. Empty where there is no line; then `begin` and the kit's own house are all there is."""
+        """Start the platform, and return where it listens: a name and an address per connection.
+
+        The kit puts a proxy in front of each. Return an empty mapping if there is no network
+        connection; then only platform faults and server faults are tested.
+        """
         ...
 
     async def close(self) -> None: ...
 
     async def restart(self) -> None:
-        """Close the place and open it again, at the same address, with what it keeps."""
+        """Stop the platform and start it again, at the same address and with its stored data."""
         ...
 
     def connector(self, surroundings: Surroundings, at: Mapping[str, At]) -> Connector:
-        """A connector that finds the place at these addresses. Called without `open` in a process of its own."""
+        """Create a connector that reaches the platform at these addresses.
+
+        In a process that is to be killed, this is called without `start`.
+        """
         ...
 
     @property
     def hears(self) -> bool:
-        """Whether anything comes in by this connector. Where not, a case is played outwards alone."""
+        """Whether this connector receives messages. If not, cases test only deliveries."""
         ...
 
     @property
     def keeps(self) -> bool:
-        """Whether the place keeps what is said for those who are away."""
+        """Whether the platform keeps messages for a connector that is offline."""
         ...
 
     async def ready(self, connector: Connector | None) -> None:
-        """Return once what is said now reaches this connector, or, where it is None, the one that another process has.
-        At once where the place keeps it for them."""
+        """Return once a message sent now would reach this connector.
+
+        With None, the connector is in another process. Return at once if the platform keeps
+        messages.
+        """
         ...
 
     async def say(self, room: str, text: str) -> None:
-        """Say something as a person, not over the kit's line; return once the place has it."""
+        """Send a message as a person, not through the kit's proxy. Return once the platform has it."""
         ...
 
     async def standing(self, room: str) -> list[str]:
-        """The words of ours that a person reads in a room, oldest first."""
+        """Returns the texts of the connector that a person sees in a channel, oldest first."""
         ...
 
     async def begin(self, trouble: Trouble) -> None: ...
@@ -97,7 +113,7 @@ class Bench(Protocol):
 
 
 class PlainBench:
-    """What most benches have in common. Say `class MyBench(PlainBench)`, and the rest."""
+    """The defaults of most peers: write `class MyPeer(BasePeer)` and add the rest."""
 
     secrets: Mapping[str, str] = {}
     exempt: Mapping[str, str] = {}
@@ -106,10 +122,10 @@ class PlainBench:
     keeps = True
 
     async def ready(self, connector: Connector | None) -> None:
-        """The place keeps what is said."""
+        """Return at once: the platform keeps messages."""
 
     async def begin(self, trouble: Trouble) -> None:
         raise NotImplementedError(f"this bench cannot play {trouble}: say so in `exempt`, or teach it")
 
     async def end(self, trouble: Trouble) -> None:
-        """Those that pass by themselves need nothing."""
+        """Do nothing, which is right for faults that end by themselves."""

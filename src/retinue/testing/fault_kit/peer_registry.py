@@ -1,4 +1,4 @@
-"""Which connectors have a bench: the built-in ones here, and a stranger's by `MODULE:NAME`."""
+"""The peers of the built-in connectors by name, and those of plugins by `MODULE:NAME`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BENCHES: dict[str, str] = {
 
 
 def made(named: str) -> Bench:
-    """A new bench, by its name here or by `MODULE:NAME`."""
+    """Create a new peer, by its name here or by `MODULE:NAME`."""
     module, _, name = BENCHES.get(named, named).partition(":")
     make = cast("Callable[[], Bench]", getattr(import_module(module), name))
     return make()
 
 
 def without_a_bench(kinds: Iterable[str]) -> list[str]:
-    """Those of these kinds of connectors that nobody has put through the kit."""
+    """Returns those of these platforms that have no peer."""
     benched = {made(name).kind for name in BENCHES}
     return [kind for kind in kinds if kind not in benched]

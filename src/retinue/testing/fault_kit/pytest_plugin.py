@@ -1,6 +1,6 @@
-"""For pytest: prints the matrix at the end of a run that filled some of it. Name this module in `pytest_plugins`.
+"""A pytest plugin that prints the matrix of the fault kit after the tests. Add it to `pytest_plugins`.
 
-What a test found goes with its report, so that it is told wherever the test was run.
+The cells are part of the test reports, so that they also arrive from other worker processes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def fault_matrix(request: pytest.FixtureRequest) -> Iterator[list[Cell]]:
-    """Where a test puts what it found."""
+    """A list to which a test appends its cells."""
     cells: list[Cell] = []
     yield cells
     request.node.user_properties.append((CELLS, msgspec.json.encode(cells).decode()))
 
 
 class _Matrix:
-    """What the tests of a run have found."""
+    """Collects the cells of all tests of a session."""
 
     def __init__(self) -> None:
         self._found: list[str] = []
@@ -42,7 +42,8 @@ class _Matrix:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self._found:
             return
-        from retinue.testing.fault_kit.matrix import Cell, table  # whoever runs other tests does not wait for it
+        # imported late, so that other tests need not wait for it
+        from retinue.testing.fault_kit.matrix import Cell, table
 
         cells = [cell for found in self._found for cell in msgspec.json.decode(found, type=list[Cell])]
         terminalreporter.section("fault kit")

@@ -1,4 +1,4 @@
-"""The bench of Telegram: the stand-in on loopback, which keeps what was said and said to whom, as Telegram does."""
+"""The Telegram peer: the fake on loopback, which keeps messages as Telegram does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RETRY_AFTER_S = 3
 
 
 class _Teller(TelegramServer):
-    """Telegram, when it tells things twice, or the later first."""
+    """A Telegram that can send updates twice, or in reverse order."""
 
     twice = False
     backwards = False
@@ -29,6 +29,8 @@ class _Teller(TelegramServer):
 
 
 class TelegramBench(PlainBench):
+    """Telegram over `TelegramServer`."""
+
     kind = KIND.name
     made_by = "telegram"
     room = "42"

@@ -1,7 +1,7 @@
-"""The bench of webhooks, on their way out: whoever is posted to, and takes each message once, by its id.
+"""The webhook peer, for deliveries: a receiver that accepts each message once, by its id.
 
-What comes in does so by the house's own door, as requests that whoever sends them sends again until they are answered
-(`tests/doors/test_webhook_in.py`): there the connector holds no line of its own.
+Inbound messages are requests to the server's own HTTP API, which senders repeat until they are
+answered (`tests/connectors/test_webhook_inbound.py`). The connector has no connection for them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _ANSWERS = {Trouble.REFUSES: 503, Trouble.THROTTLES: 429, Trouble.FORBIDS: 410}
 
 
 class WebhookBench(PlainBench):
+    """A receiver of signed webhooks."""
+
     kind = KIND.name
     made_by = "webhook"
     room = "alerts"
@@ -97,7 +99,7 @@ class WebhookBench(PlainBench):
 
         try:
             body = await request.read()
-        except OSError:  # the line broke in the middle
+        except OSError:  # the connection broke in the middle
             return web.Response(status=400)
         headers = {key.lower(): value for key, value in request.headers.items()}
         try:
