@@ -383,8 +383,10 @@ def _furnish(office: Office) -> None:
         DOVECOT.format(user=user.pw_uid, group=group, unprivileged=unprivileged, **places)
     )
     office.write_passwords({})
-    if is_root:
-        folder.chmod(0o755)
+    if is_root:  # both servers have processes of other users, which a strict umask would keep out
+        for each in ("", "spool", "mail", "run", "state"):
+            (folder / each).chmod(0o755)
         for each in ("spool", "spool/passwords", "mail", "key.pem", "cert.pem"):
             os.chown(folder / each, user.pw_uid, user.pw_gid)
-        (folder / "exim.conf").chmod(0o644)
+        for each in ("spool/passwords", "exim.conf", "dovecot.conf", "cert.pem"):
+            (folder / each).chmod(0o644)
