@@ -183,12 +183,8 @@ def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
 
 def imported_names(module: Module) -> Iterator[str]:
     """The full names that a module imports, `retinue.store.core.tables` for `from retinue.store.core import tables`."""
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            origin = _origin(module, node)
-            yield from (f"{origin}.{alias.name}" for alias in node.names)
+    for _, origin, names in _import_statements(module):
+        yield from (f"{origin}.{name}" for name in names) if names else [origin]
 
 
 def system_calls(module: Module) -> list[str]:
@@ -231,25 +227,29 @@ def _part(name: str) -> str:
 
 
 def _imports(module: Module) -> Iterator[tuple[int, str]]:
+    for line, origin, names in _import_statements(module):
+        allowed = BESIDE_IT.get(module.part, frozenset[str]())
+        if names and {f"{origin}.{name}" for name in names} <= allowed:
+            continue
+        if names and origin == ROOT:  # `from retinue import store` names a package; `__version__` is the root's own
+            yield from ((line, f"{ROOT}.{name}") for name in names if name != "__version__")
+        else:
+            yield line, origin
+
+
+def _import_statements(module: Module) -> Iterator[tuple[int, str, list[str]]]:
+    """The line of each import, at the top or inside a function, what it imports from, and the names, if it has any."""
     for node in ast.walk(module.tree):
         match node:
             case ast.Import():
-                yield from ((node.lineno, alias.name) for alias in node.names)
+                yield from ((node.lineno, alias.name, []) for alias in node.names)
             case ast.ImportFrom():
-                origin = _origin(module, node)
-                if module.part in BESIDE_IT:
-                    names = {f"{origin}.{n.name}" for n in node.names} - BESIDE_IT[module.part]
-                    if not names:
-                        continue
-                if origin == ROOT:  # `from retinue import store` names a package; `__version__` is the root's own
-                    yield from ((node.lineno, f"{ROOT}.{n.name}") for n in node.names if n.name != "__version__")
-                else:
-                    yield node.lineno, origin
+                yield node.lineno, _origin(module, node), [alias.name for alias in node.names]
             case ast.Call(
                 func=ast.Name("import_module" | "__import__") | ast.Attribute(attr="import_module"),
                 args=[ast.Constant(str(name)), *_],
             ):
-                yield node.lineno, name
+                yield node.lineno, name, []
             case _:
                 pass
 
