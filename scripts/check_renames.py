@@ -10,19 +10,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def read_renames(folder: Path) -> Iterator[tuple[str, str]]:
-    """Each dotted name with its new last part."""
+def read_list(path: Path) -> Iterator[tuple[str, str]]:
+    """Each dotted name of a list, with its new last part."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if words := line.partition("#")[0].split():
+            yield words[0], words[1]
+
+
+def read_lists(folder: Path) -> Iterator[tuple[str, str]]:
+    """The renames of all lists; notes and proposals for wire names are none."""
     for path in sorted(folder.glob("*.txt")):
-        if path.name.endswith((".wire.txt", ".notes.txt")):
-            continue
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if words := line.partition("#")[0].split():
-                yield words[0], words[1]
+        if not path.name.endswith((".wire.txt", ".notes.txt")):
+            yield from read_list(path)
 
 
 def main() -> None:
     renames: dict[str, str] = {}
-    for old, new in read_renames(ROOT / "scripts" / "renames"):
+    for old, new in read_lists(ROOT / "scripts" / "renames"):
         if renames.setdefault(old, new) != new:
             print(f"conflict: {old} is to become {renames[old]} and {new}")
     classes: defaultdict[str, list[str]] = defaultdict(list)

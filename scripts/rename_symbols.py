@@ -23,6 +23,8 @@ from queue import Queue
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+from scripts.check_renames import read_list
+
 
 class Server:
     def __init__(self, root: Path) -> None:
@@ -195,13 +197,7 @@ def main() -> int:
     arguments = [a for a in sys.argv[1:] if not a.startswith("--")]
     dry = "--dry" in sys.argv
     root = Path(arguments[0]).resolve()
-    wanted: list[tuple[str, str]] = []
-    for file in arguments[1:]:
-        for line in Path(file).read_text().splitlines():
-            line = line.split("#")[0].strip()
-            if line:
-                old, new = line.split()
-                wanted.append((old, new))
+    wanted = [each for file in arguments[1:] for each in read_list(Path(file))]
     server = Server(root)
     server.start()
     edits: dict[Path, dict[tuple[int, int, int, int], str]] = defaultdict(dict)
@@ -216,15 +212,18 @@ def main() -> int:
         except (LookupError, ValueError, AssertionError) as wrong:
             problems.append(f"{old}: {wrong}")
             continue
+        parameters = {
+            "textDocument": {"uri": path.as_uri()},
+            "position": {"line": line, "character": column},
+            "newName": new,
+        }
         try:
-            answer = server.ask(
-                "textDocument/rename",
-                {
-                    "textDocument": {"uri": path.as_uri()},
-                    "position": {"line": line, "character": column},
-                    "newName": new,
-                },
-            )
+            answer = server.ask("textDocument/rename", parameters)
+            for _ in range(60 if not edits else 0):  # the server answers with nothing until it has read the project
+                if answer:
+                    break
+                time.sleep(1)
+                answer = server.ask("textDocument/rename", parameters)
         except RuntimeError as wrong:
             problems.append(f"{old}: {wrong}")
             continue
