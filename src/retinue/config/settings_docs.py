@@ -24,7 +24,7 @@ _HEAD = f"""<!-- Made from the code by `make generate`. -->
 # Settings
 
 Settings of the house are in `retinue.toml` in its home, and all of them have a default, so the file need not exist. How
-to write one, with a sample, is in [Configure the house](../guides/configure.md).
+to write one, with a sample, is in [Configure the server](../guides/configure.md).
 
 A key that is not on this page, a value of another type or one out of its bounds is refused with its path, its file and
 its line. A change takes effect:
