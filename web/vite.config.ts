@@ -1,8 +1,8 @@
 import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { defineConfig } from "vite";
 
-// `npm run dev` serves the page by itself and hands on what is the house's. RETINUE_ADDRESS says where that is.
-const house = process.env.RETINUE_ADDRESS ?? "http://127.0.0.1:7717";
+// `npm run dev` serves the web app and forwards API requests to a running server, by default the one on port 7717.
+const serverUrl = process.env.RETINUE_ADDRESS ?? "http://127.0.0.1:7717";
 
 export default defineConfig({
   plugins: [svelte()],
@@ -10,8 +10,8 @@ export default defineConfig({
     outDir: "../src/retinue/_web",
     emptyOutDir: true,
     target: "es2022",
-    assetsInlineLimit: 0, // nothing as data: addresses: the page's policy does not take them for scripts and styles
+    assetsInlineLimit: 0, // no data: URLs, because the content security policy forbids them for scripts and styles
     modulePreload: { polyfill: false },
   },
-  server: { proxy: { "/api": { target: house, ws: true, changeOrigin: true } } },
+  server: { proxy: { "/api": { target: serverUrl, ws: true, changeOrigin: true } } },
 });

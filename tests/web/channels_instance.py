@@ -1,5 +1,5 @@
-"""A house with lines to the outside, as the screen of the doors shows them: a stand-in for Telegram in a thread of its
-own, where people write, and a store into which a stumble is written as the house itself writes one."""
+"""A server with connectors for the Channels screen: a fake Telegram in its own thread, and poison messages written
+directly to the database."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from api.tcp_server import Rim, open_rim
 from web.conftest import SETTINGS
 
 from retinue.app.clock_and_ids import RandomIds, RealClock
-from retinue.connectors.base import Incoming, Speaker
+from retinue.connectors.base import InboundMessage, PlatformUser
 from retinue.connectors.supervisor.poison_messages import to_json
 from retinue.domain.times import to_ms
 from retinue.store.channels import poison_messages
-from retinue.testing.fake_telegram import Json, Room, person
+from retinue.testing.fake_telegram import FakeChat, Json, build_user
 from retinue.testing.telegram_server import TelegramServer
-from retinue.testing.waiting import WAIT_LIMIT_S, wait_until_sync
+from retinue.testing.wait_conditions import WAIT_LIMIT_S, wait_until_sync
 
-NOOR = person(4711, "Noor", username="noor")
-DOORS = """
+NOOR = build_user(4711, "Noor", username="noor")
+CONNECTOR_SETTINGS = """
 [connectors.family]
 kind = "telegram"
 token_file = "{good}"
@@ -34,7 +34,7 @@ dm = "pairing"
 pairing_max = 20
 catch_up_hours = 0
 
-[connectors.street]
+[connectors.public]
 kind = "telegram"
 token_file = "{bad}"
 api_base = "{url}"
@@ -48,87 +48,87 @@ nick = "retinue"
 """
 
 
-class Street:
-    """Telegram and the people there, for tests that are not on a loop."""
+class FakeTelegramUsers:
+    """A fake Telegram and its users, for tests without an event loop."""
 
-    def __init__(self, telegram: TelegramServer, loop: asyncio.AbstractEventLoop) -> None:
-        self.telegram = telegram
+    def __init__(self, server: TelegramServer, loop: asyncio.AbstractEventLoop) -> None:
+        self.server = server
         self._loop = loop
 
-    def call(self, work: Callable[[], Any]) -> Any:
+    def run_on_loop(self, work: Callable[[], Any]) -> Any:
         async def body() -> Any:
-            made = work()
-            return await made if asyncio.iscoroutine(made) else made
+            result = work()
+            return await result if asyncio.iscoroutine(result) else result
 
         return asyncio.run_coroutine_threadsafe(body(), self._loop).result(WAIT_LIMIT_S)
 
-    def meet(self, id_: int, name: str) -> Json:
-        """Somebody who can write to the bot in person."""
-        self.call(lambda: self.telegram.rooms.setdefault(id_, Room(id=id_)))
-        return person(id_, name)
+    def add_user(self, id_: int, name: str) -> Json:
+        """Add a user who can send direct messages to the bot."""
+        self.run_on_loop(lambda: self.server.chats.setdefault(id_, FakeChat(id=id_)))
+        return build_user(id_, name)
 
-    def says(self, text: str, by: Json) -> None:
-        self.call(lambda: self.telegram.says(text, room=by["id"], by=by))
+    def send_message(self, text: str, by: Json) -> None:
+        self.run_on_loop(lambda: self.server.person_sends(text, chat_id=by["id"], sender=by))
 
-    def texts(self, by: Json) -> list[str]:
-        """What the house has told them."""
-        return self.call(lambda: self.telegram.texts(by["id"]))
+    def bot_texts(self, by: Json) -> list[str]:
+        """The texts that the bot sent to this user."""
+        return self.run_on_loop(lambda: self.server.list_bot_texts(by["id"]))
 
-    def until(self, holds: Callable[[], bool]) -> None:
-        wait_until_sync(holds, "the other end has it")
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        wait_until_sync(holds, "telegram received it")
 
 
 @contextmanager
-def open_street() -> Iterator[Street]:
+def open_fake_telegram() -> Iterator[FakeTelegramUsers]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
-    async def begin() -> TelegramServer:
+    async def start_server() -> TelegramServer:
         server = TelegramServer()
         await server.start()
         return server
 
-    telegram = asyncio.run_coroutine_threadsafe(begin(), loop).result(WAIT_LIMIT_S)
-    street = Street(telegram, loop)
+    server = asyncio.run_coroutine_threadsafe(start_server(), loop).result(WAIT_LIMIT_S)
+    telegram = FakeTelegramUsers(server, loop)
     try:
-        yield street
+        yield telegram
     finally:
-        street.call(telegram.stop)
+        telegram.run_on_loop(server.stop)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(WAIT_LIMIT_S)
         loop.close()
 
 
-def secrets_in(folder: Path, street: Street) -> dict[str, str]:
-    """What `DOORS` has to be told: where Telegram is, a token that it knows, and one that it does not."""
-    files = {"good": street.telegram.token, "bad": "777:of-somebody-else"}
+def write_tokens(folder: Path, telegram: FakeTelegramUsers) -> dict[str, str]:
+    """Values for `CONNECTOR_SETTINGS`: the URL of the fake Telegram, a valid token and an invalid one."""
+    files = {"good": telegram.server.token, "bad": "777:unknown-token"}
     for name, token in files.items():
         (folder / name).write_text(token)
         (folder / name).chmod(0o600)
-    return {"url": street.telegram.url, **{name: str(folder / name) for name in files}}
+    return {"url": telegram.server.url, **{name: str(folder / name) for name in files}}
 
 
 @contextmanager
-def open_house(folder: Path, street: Street) -> Iterator[Rim]:
-    with open_rim(folder, SETTINGS + DOORS.format(**secrets_in(folder, street))) as rim:
-        yield rim
+def open_channels_server(folder: Path, telegram: FakeTelegramUsers) -> Iterator[Rim]:
+    with open_rim(folder, SETTINGS + CONNECTOR_SETTINGS.format(**write_tokens(folder, telegram))) as server:
+        yield server
 
 
-def stumble(rim: Rim, text: str, *, message_id: str, because: str, by: str = "4711") -> None:
-    """A message that the house could not take in, as its switchboard would have put it aside."""
-    incoming = Incoming(
-        room=by, message_id=message_id, text=text, peer=by, service="telegram", speaker=Speaker(id=by, name="Noor")
+def add_poison_message(server: Rim, text: str, *, message_id: str, because: str, by: str = "4711") -> None:
+    """Store an inbound message that raised an error at every attempt, as the connector supervisor does."""
+    message = InboundMessage(
+        room=by, message_id=message_id, text=text, peer=by, service="telegram", speaker=PlatformUser(id=by, name="Noor")
     )
-    engine = sa.create_engine(f"sqlite:///{rim.process.home / 'house.db'}")
+    engine = sa.create_engine(f"sqlite:///{server.process.home / 'house.db'}")
     with engine.begin() as conn:
-        poison_messages.put(
+        poison_messages.upsert(
             conn,
             id_=RandomIds().new(),
-            instance="family",
-            room=by,
+            connector="family",
+            channel=by,
             message_id=message_id,
-            body=to_json(incoming),
+            body=to_json(message),
             because=because,
             tries=3,
             at_ms=to_ms(RealClock().now()),

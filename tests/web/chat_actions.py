@@ -1,4 +1,4 @@
-"""A conversation as a person holds it: what is pressed, what stands there, and what the house has of it."""
+"""Actions and locators of the Chat screen, and the stored state of a conversation."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from uuid import uuid4
 
 from api.tcp_server import Rim
 from playwright.sync_api import APIResponse, Locator, Page, Route, expect
-from web.browser import Front
+from web.browser import WebApp
 
-from retinue.testing.waiting import wait_until_sync
-
-
-def new_session(front: Front, agent: str = "guide", name: str | None = None) -> str:
-    return front.rim.do("session.create", agent=agent, name=name)["sessionId"]
+from retinue.testing.wait_conditions import wait_until_sync
 
 
-def open_talk(front: Front, session: str, **options: Any) -> Page:
-    page = front.window(f"/chat/{session}", **options)
+def create_session(app: WebApp, agent: str = "guide", name: str | None = None) -> str:
+    return app.server.do("session.create", agent=agent, name=name)["sessionId"]
+
+
+def open_chat(app: WebApp, session: str, **options: Any) -> Page:
+    page = app.open_window(f"/chat/{session}", **options)
     expect(composer(page)).to_be_visible()
     return page
 
@@ -28,82 +28,82 @@ def composer(page: Page) -> Locator:
     return page.get_by_role("textbox", name="Message")
 
 
-def lines(page: Page) -> Locator:
+def message_log(page: Page) -> Locator:
     return page.get_by_role("log", name="Chat")
 
 
-def own(page: Page, words: str) -> Locator:
-    """What one wrote oneself, in the conversation: on its way, waiting, or read."""
-    return lines(page).locator("article.own").filter(has=page.get_by_text(words, exact=True))
+def own_messages(page: Page, text: str) -> Locator:
+    """Messages of the person with this text: unsent, queued or read."""
+    return message_log(page).locator("article.own").filter(has=page.get_by_text(text, exact=True))
 
 
 def replies(page: Page) -> Locator:
-    return lines(page).locator("article:not(.own) > .markdown")
+    return message_log(page).locator("article:not(.own) > .markdown")
 
 
-def say(page: Page, words: str) -> None:
-    composer(page).fill(words)
+def type_message(page: Page, text: str) -> None:
+    composer(page).fill(text)
     composer(page).press("Enter")
 
 
-def send(front: Front, session: str, words: str, agent: str = "guide", **more: Any) -> dict[str, Any]:
-    """By another door than the page."""
-    return front.rim.do("envelope.send", to=f"agent:{agent}", session=session, text=words, **more)
+def send_by_api(app: WebApp, session: str, text: str, agent: str = "guide", **options: Any) -> dict[str, Any]:
+    """Send a message through the API instead of the web app."""
+    return app.server.do("envelope.send", to=f"agent:{agent}", session=session, text=text, **options)
 
 
-def said(front: Front, session: str) -> list[str]:
-    """The replies of a conversation as the house keeps them."""
-    read = front.rim.do("session.transcript", session=session, limit=500)
+def stored_replies(app: WebApp, session: str) -> list[str]:
+    """The replies of a conversation as the server stores them."""
+    read = app.server.do("session.transcript", session=session, limit=500)
     return [line["body"]["text"] for line in read["lines"] if line["kind"] == "assistant"]
 
 
-def until_quiet(front: Front, session: str) -> None:
-    """Until nobody is at work there, and nothing waits."""
+def wait_until_idle(app: WebApp, session: str) -> None:
+    """Wait until the session has no run and no queued message."""
 
-    def is_quiet() -> bool:
-        state = front.rim.do("session.waiting", session=session)
+    def is_idle() -> bool:
+        state = app.server.do("session.waiting", session=session)
         return state["run"] is None and not state["envelopes"]
 
-    wait_until_sync(is_quiet, "nobody is at work and nothing waits")
+    wait_until_sync(is_idle, "no run and no queued message")
 
 
 def leave_composer(page: Page) -> None:
-    """Move the focus out of the field that the screen gives it to, so that keys are commands."""
+    """Move the focus out of the composer, so that keys are shortcuts."""
     expect(page.locator("main textarea")).to_be_focused()
     page.locator("main").focus()
 
 
-class HeldWork(NamedTuple):
-    """A message that keeps the guide at work until the test calls `release`."""
+class BlockingMessage(NamedTuple):
+    """A message that keeps the guide working until the test calls `release`."""
 
     text: str
     release: Callable[[], None]
 
 
-def held_work(rim: Rim) -> HeldWork:
-    """Its command waits for a file that `release` writes to the agent's workspace."""
-    file = rim.process.home / "agents" / "guide" / uuid4().hex
+def make_blocking_message(server: Rim) -> BlockingMessage:
+    """Build a message whose command waits for a file that `release` creates in the agent's workspace."""
+    file = server.process.home / "agents" / "guide" / uuid4().hex
     command = {"command": f"until [ -e {file.name} ]; do sleep 0.02; done", "yield_ms": 120_000}
-    return HeldWork(f"call exec {json.dumps(command)}", file.touch)
+    return BlockingMessage(f"call exec {json.dumps(command)}", file.touch)
 
 
 def wait_in_page(page: Page, holds: Callable[[], bool]) -> None:
-    """As `wait_until_sync`, for something that Playwright does for us: it does so only while the page is asked."""
+    """`wait_until_sync` for a Playwright callback: Playwright runs callbacks only while the page is used."""
 
-    def looks() -> bool:
+    def holds_now() -> bool:
         page.evaluate("() => new Promise(requestAnimationFrame)")
         return holds()
 
-    wait_until_sync(looks, "the browser has handed it over", poll_s=0)
+    wait_until_sync(holds_now, "the Playwright callback was called", poll_s=0)
 
 
-def wait_for_copy(page: Page, is_it: Callable[[str], bool]) -> None:
-    """Until what was copied is in the clipboard."""
-    wait_until_sync(lambda: is_it(page.evaluate("navigator.clipboard.readText()")), "it is copied")
+def wait_for_clipboard(page: Page, matches: Callable[[str], bool]) -> None:
+    """Wait until the clipboard has the copied text."""
+    wait_until_sync(lambda: matches(page.evaluate("navigator.clipboard.readText()")), "the text is copied")
 
 
-class HeldAnswer:
-    """The first answer of the house to a kind of request, kept from the page until the test calls `release`."""
+class HeldResponse:
+    """The first response to a kind of request, held back until the test calls `release`."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -119,33 +119,33 @@ class HeldAnswer:
         return self.held[0][1].json()
 
     def release(self) -> None:
-        """Until the page has taken it in."""
+        """Deliver the response and wait until the page has processed it."""
         route, answer = self.held[0]
         with self._page.expect_event("requestfinished", lambda request: request == route.request):
             route.fulfill(response=answer)
         self._page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-def hold_first(page: Page, path: str) -> HeldAnswer:
-    answer = HeldAnswer(page)
+def hold_first_response(page: Page, path: str) -> HeldResponse:
+    answer = HeldResponse(page)
     page.route(path, answer.take)
     return answer
 
 
-def choose(page: Page, item: str) -> None:
-    """From the menu of the conversation one is in."""
-    page.locator(".talk > header").get_by_role("button", name="What to do with").click()
+def choose_menu_item(page: Page, item: str) -> None:
+    """Choose an item from the menu of the open conversation."""
+    page.locator(".conversation > header").get_by_role("button", name="Actions for").click()
     page.get_by_role("menuitem", name=item, exact=True).click()
 
 
-def import_session(front: Front, history: list[dict[str, Any]]) -> str:
-    """A conversation made from files, each line of its history as Daycare has it."""
-    began = {"createdAt": 1_700_000_000_000, "updatedAt": 1_700_000_000_000}
-    made = [{"type": "start"}, *history]
-    history_lines = [json.dumps({"at": began["createdAt"] + i, **each}) + "\n" for i, each in enumerate(made)]
+def import_session(app: WebApp, history: list[dict[str, Any]]) -> str:
+    """Import a conversation from a history in the Daycare format."""
+    times = {"createdAt": 1_700_000_000_000, "updatedAt": 1_700_000_000_000}
+    entries = [{"type": "start"}, *history]
+    history_lines = [json.dumps({"at": times["createdAt"] + i, **each}) + "\n" for i, each in enumerate(entries)]
     files = {
         "descriptor.json": json.dumps({"type": "user", "connector": "web", "userId": "owner", "channelId": "owner"}),
-        "state.json": json.dumps(began),
+        "state.json": json.dumps(times),
         "history.jsonl": "".join(history_lines),
     }
-    return front.rim.do("session.import", agent="guide", files=files)["sessionId"]
+    return app.server.do("session.import", agent="guide", files=files)["sessionId"]

@@ -1,4 +1,4 @@
-"""A browser and a house for each file, and a new window for each test."""
+"""A browser and a server for each file, and new windows for each test."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from pathlib import Path
 import pytest
 from api.tcp_server import Rim, open_rim
 from playwright.sync_api import Browser
-from web.browser import Front, open_browser
+from web.browser import WebApp, open_browser
 
-# The tests of a file sign in often and send fast.
+# The tests of a file sign in often and send many messages.
 SETTINGS = "[house.limits]\nenvelopes_per_minute = 10000\nrequests_per_minute = 100000\n"
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Not for longer: while it is open a loop runs, and tests of other folders have loops of their own."""
+    """One per module: while it is open an event loop runs, and tests in other folders start their own."""
     with open_browser() as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def rim(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Rim]:
-    """A file that needs other settings says so in its `SETTINGS`."""
-    with open_rim(tmp_path_factory.mktemp("front"), getattr(request.module, "SETTINGS", SETTINGS)) as opened:
+def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Rim]:
+    """A module that needs other settings defines `SETTINGS`."""
+    with open_rim(tmp_path_factory.mktemp("web"), getattr(request.module, "SETTINGS", SETTINGS)) as opened:
         yield opened
 
 
 @contextmanager
-def open_front(browser: Browser, rim: Rim) -> Iterator[Front]:
-    """Nothing that a test does may make the page complain, or ask anything of another host."""
-    opened = Front(browser, rim)
+def open_app(browser: Browser, server: Rim) -> Iterator[WebApp]:
+    """Fail if the browser logs an error or sends a request to another host."""
+    opened = WebApp(browser, server)
     yield opened
     opened.close()
-    assert opened.complaints == []
-    assert opened.outside == []
+    assert opened.console_errors == []
+    assert opened.external_requests == []
 
 
 @pytest.fixture
-def front(browser: Browser, rim: Rim) -> Iterator[Front]:
-    with open_front(browser, rim) as opened:
+def app(browser: Browser, server: Rim) -> Iterator[WebApp]:
+    with open_app(browser, server) as opened:
         yield opened
 
 
 @pytest.fixture
-def own_front(browser: Browser, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Front]:
-    """As `front`, on a server that no other test uses."""
+def own_app(browser: Browser, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[WebApp]:
+    """Like `app`, on a server that no other test uses."""
     with (
-        open_rim(tmp_path, getattr(request.module, "SETTINGS", SETTINGS)) as rim,
-        open_front(browser, rim) as opened,
+        open_rim(tmp_path, getattr(request.module, "SETTINGS", SETTINGS)) as server,
+        open_app(browser, server) as opened,
     ):
         yield opened

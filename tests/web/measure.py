@@ -1,4 +1,4 @@
-"""What the page weighs and how it feels: `python tests/web/measure.py` prints the numbers and asserts nothing."""
+"""Size and speed of the web app: `python tests/web/measure.py` prints the numbers and asserts nothing."""
 
 from __future__ import annotations
 
@@ -14,47 +14,58 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from api.tcp_server import open_rim  # noqa: E402
 from playwright.sync_api import Page, Response, expect  # noqa: E402
-from web.browser import Front, open_browser  # noqa: E402
-from web.chat_actions import composer, import_session, lines, new_session, open_talk, replies, send, until_quiet  # noqa: E402
+from web.browser import WebApp, open_browser  # noqa: E402
+from web.chat_actions import (  # noqa: E402
+    composer,
+    create_session,
+    import_session,
+    message_log,
+    open_chat,
+    replies,
+    send_by_api,
+    wait_until_idle,
+)
 from web.conftest import SETTINGS  # noqa: E402
 
 from web import test_streaming as streaming  # noqa: E402
 
-TRIES = 5
-LINES = 10_000
+ATTEMPTS = 5
+RECORDS = 10_000
 
 
-def tell(what: str, number: str) -> None:
+def print_row(what: str, number: str) -> None:
     print(f"{what:<55} {number}", flush=True)
 
 
-def first_load(front: Front) -> None:
-    page = front.window("/")
+def measure_first_load(app: WebApp) -> None:
+    page = app.open_window("/")
     expect(composer(page)).to_be_visible()
-    weights: dict[str, int] = {}
+    sizes: dict[str, int] = {}
 
-    def weigh(given_back: Response) -> None:
-        if given_back.url.endswith(".js"):
-            weights[given_back.url] = len(gzip.compress(given_back.body()))
+    def record_size(response: Response) -> None:
+        if response.url.endswith(".js"):
+            sizes[response.url] = len(gzip.compress(response.body()))
 
-    page.on("response", weigh)
+    page.on("response", record_size)
     page.reload()
     expect(composer(page)).to_be_visible()
-    tell("script of the first load (gzip)", f"{sum(weights.values()) / 1000:.1f} kB in {len(weights)} files")
-    took = []
-    for _ in range(TRIES):
+    print_row("script of the first load (gzip)", f"{sum(sizes.values()) / 1000:.1f} kB in {len(sizes)} files")
+    durations_ms = []
+    for _ in range(ATTEMPTS):
         page.goto("about:blank")
-        page.goto(front.rim.address)
+        page.goto(app.server.address)
         expect(composer(page)).to_be_focused()
-        took.append(page.evaluate("performance.now() - performance.getEntriesByType('navigation')[0].startTime"))
-    tell("time to interactive (can type)", f"{statistics.median(took):.0f} ms")
+        durations_ms.append(
+            page.evaluate("performance.now() - performance.getEntriesByType('navigation')[0].startTime")
+        )
+    print_row("time to interactive (can type)", f"{statistics.median(durations_ms):.0f} ms")
     page.close()
 
 
-def enter_to_first_text(front: Front) -> None:
-    """Over the model's own latency: the page is told of a piece of an answer, and shows it."""
-    session = new_session(front)
-    page = open_talk(front, session)
+def measure_first_text(app: WebApp) -> None:
+    """Time from Enter to the first text in the browser, compared with the same over the API alone."""
+    session = create_session(app)
+    page = open_chat(app, session)
     page.evaluate(
         """() => {
             const press = (event) => event.key === "Enter" && (window.__pressed = performance.now());
@@ -65,73 +76,73 @@ def enter_to_first_text(front: Front) -> None:
             }).observe(document.body, {childList: true, subtree: true});
         }"""
     )
-    took, alone = [], []
-    for number in range(TRIES):
+    durations_ms, api_durations_ms = [], []
+    for number in range(ATTEMPTS):
         page.evaluate("had => { window.__shown = 0; window.__had = had }", 2 * number)
         composer(page).fill(f"echo {number}")
         composer(page).press("Enter")
         expect(replies(page)).to_have_count(2 * number + 1)
-        until_quiet(front, session)
-        took.append(page.evaluate("window.__shown - window.__pressed"))
-        with front.rim.live(follow=[{"session": session}]) as live:
+        wait_until_idle(app, session)
+        durations_ms.append(page.evaluate("window.__shown - window.__pressed"))
+        with app.server.live(follow=[{"session": session}]) as live:
             live.until("hello")
-            began = time.perf_counter()
-            send(front, session, f"echo {number}")
+            started = time.perf_counter()
+            send_by_api(app, session, f"echo {number}")
             live.until("delta")
-            alone.append((time.perf_counter() - began) * 1000)
-        until_quiet(front, session)
+            api_durations_ms.append((time.perf_counter() - started) * 1000)
+        wait_until_idle(app, session)
         expect(replies(page)).to_have_count(2 * number + 2)
-    tell("Enter to first text, in the page", f"{statistics.median(took):.0f} ms")
-    tell("  the same without a page, by the house alone", f"{statistics.median(alone):.0f} ms")
+    print_row("Enter to first text, in the browser", f"{statistics.median(durations_ms):.0f} ms")
+    print_row("  the same over the API alone", f"{statistics.median(api_durations_ms):.0f} ms")
     page.close()
 
 
-def frames(front: Front) -> None:
-    session = new_session(front)
-    page = streaming.with_socket(front, session)
-    streaming.stream(page, session, streaming.pieces_of(streaming.long_text(), 80))
-    streaming.wait_for(page, "window.__streamed")
-    took = sorted(page.evaluate("window.frames_ms"))
-    shares = " / ".join(f"{took[int((len(took) - 1) * share)]:.0f}" for share in (0.5, 0.95, 1))
-    tell("frames while 200 kB are said: median / 95 % / worst", f"{shares} ms")
+def measure_frames(app: WebApp) -> None:
+    session = create_session(app)
+    page = streaming.open_chat_with_socket(app, session)
+    streaming.stream_deltas(page, session, streaming.split_text(streaming.build_long_text(), 80))
+    streaming.wait_for_condition(page, "window.__streamed")
+    durations_ms = sorted(page.evaluate("window.frames_ms"))
+    shares = " / ".join(f"{durations_ms[int((len(durations_ms) - 1) * share)]:.0f}" for share in (0.5, 0.95, 1))
+    print_row("frames while 200 kB stream: median / 95 % / worst", f"{shares} ms")
     page.close()
 
 
-def ten_thousand(front: Front) -> None:
+def measure_long_history(app: WebApp) -> None:
     kinds = ("user_message", "assistant_message")
-    made = [{"type": kinds[n % 2], "text": f"**line** {n} with `words`"} for n in range(LINES)]
-    session = import_session(front, made)
-    page = open_talk(front, session)
-    expect(lines(page).get_by_text(f"line {LINES - 1}")).to_be_visible()
+    history = [{"type": kinds[n % 2], "text": f"**line** {n} with `words`"} for n in range(RECORDS)]
+    session = import_session(app, history)
+    page = open_chat(app, session)
+    expect(message_log(page).get_by_text(f"line {RECORDS - 1}")).to_be_visible()
     heap = page.context.new_cdp_session(page)
 
-    def used() -> str:
+    def read_heap() -> str:
         heap.send("HeapProfiler.collectGarbage")
-        return f"{heap.send('Runtime.getHeapUsage')['usedSize'] / 1e6:.1f} MB, {count(page)} articles"
+        return f"{heap.send('Runtime.getHeapUsage')['usedSize'] / 1e6:.1f} MB, {count_articles(page)} articles"
 
-    tell("heap with 10,000 records, opened", used())
-    page.get_by_role("button", name="Find in this conversation").click()
-    began = time.perf_counter()
-    page.get_by_role("searchbox", name="Find in this conversation").fill("line** 0 ")
+    print_row("heap with 10,000 records, opened", read_heap())
+    page.get_by_role("button", name="Find in conversation").click()
+    started = time.perf_counter()
+    page.get_by_role("searchbox", name="Find in conversation").fill("line** 0 ")
     expect(page.get_by_role("search").get_by_role("status")).to_have_text("1 of 1")
-    tell("to find a word in the first of them", f"{(time.perf_counter() - began) * 1000:.0f} ms")
-    tell("heap with all of them read", used())
+    print_row("find a word in the first record", f"{(time.perf_counter() - started) * 1000:.0f} ms")
+    print_row("heap with all records loaded", read_heap())
     page.close()
 
 
-def count(page: Page) -> int:
-    return lines(page).locator("article").count()
+def count_articles(page: Page) -> int:
+    return message_log(page).locator("article").count()
 
 
 def main() -> None:
-    with open_browser() as browser, tempfile.TemporaryDirectory() as folder, open_rim(Path(folder), SETTINGS) as rim:
-        front = Front(browser, rim)
-        new_session(front)
-        first_load(front)
-        enter_to_first_text(front)
-        frames(front)
-        ten_thousand(front)
-        front.close()
+    with open_browser() as browser, tempfile.TemporaryDirectory() as folder, open_rim(Path(folder), SETTINGS) as server:
+        app = WebApp(browser, server)
+        create_session(app)
+        measure_first_load(app)
+        measure_first_text(app)
+        measure_frames(app)
+        measure_long_history(app)
+        app.close()
 
 
 if __name__ == "__main__":

@@ -1,26 +1,27 @@
-"""The house live: who writes to whom, what waits and why, and letters that died."""
+"""The Activity screen: the message graph, runs and queue, explanations and failed messages."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from api.tcp_server import Rim
 from playwright.sync_api import Locator, Page, expect
-from web.browser import Front, scrolls_sideways, violations
-from web.chat_actions import hold_first, wait_in_page
+from web.browser import WebApp, find_violations, scrolls_sideways
+from web.chat_actions import hold_first_response, wait_in_page
 
 HOSTILE = '<img src=x onerror="alert(1)"> [click](javascript:alert(1)) \u202eallow'
 
 
-def begin(rim: Rim, agent: str, text: str, name: str | None = None) -> tuple[str, str]:
-    """A conversation of its own, in which this was said: its id, and the envelope's."""
-    session = rim.do("session.create", agent=agent, name=name)["sessionId"]
-    return session, rim.do("envelope.send", to=f"agent:{agent}", session=session, text=text)["envelope"]
+def start_session(server: Rim, agent: str, text: str, name: str | None = None) -> tuple[str, str]:
+    """Start a new conversation with this message; the ids of the session and the envelope."""
+    session = server.do("session.create", agent=agent, name=name)["sessionId"]
+    return session, server.do("envelope.send", to=f"agent:{agent}", session=session, text=text)["envelope"]
 
 
-def settled(rim: Rim, envelope: str) -> dict[str, Any]:
-    with rim.live(follow=[{"session": "*"}]) as live:
-        while "outcome" not in (shown := rim.do("envelope.show", id=envelope)):
+def wait_for_outcome(server: Rim, envelope: str) -> dict[str, Any]:
+    with server.live(follow=[{"session": "*"}]) as live:
+        while "outcome" not in (shown := server.do("envelope.show", id=envelope)):
             live.hear()
     return shown
 
@@ -30,15 +31,15 @@ def region(page: Page, name: str) -> Locator:
 
 
 def lane(page: Page, name: str) -> Locator:
-    return region(page, "At work and waiting").locator(".lane").filter(has_text=name)
+    return region(page, "Runs and queue").locator(".lane").filter(has_text=name)
 
 
-def test_an_envelope_is_seen_to_travel_and_what_became_of_it(front: Front) -> None:
-    page = front.window("/live")
-    picture = page.get_by_role("img", name="Who writes to whom")
+def test_a_message_moves_through_the_graph_and_its_outcome_is_listed(app: WebApp) -> None:
+    page = app.open_window("/activity")
+    graph = page.get_by_role("img", name="Messages between")
     for node in ("person:owner", "agent:guide", "agent:clerk"):
-        expect(picture.locator(f"[data-node='{node}']")).to_be_visible()
-    stood = picture.locator("[data-node='agent:guide'] circle").first.get_attribute("cx")
+        expect(graph.locator(f"[data-node='{node}']")).to_be_visible()
+    position = graph.locator("[data-node='agent:guide'] circle").first.get_attribute("cx")
     page.evaluate(
         """() => {
             const seen = (node) => node.nodeName === 'circle' && node.classList.contains('dot');
@@ -49,168 +50,168 @@ def test_an_envelope_is_seen_to_travel_and_what_became_of_it(front: Front) -> No
             }).observe(document.querySelector('svg[role=img]'), { childList: true, subtree: true });
         }"""
     )
-    _, envelope = begin(front.rim, "guide", "echo good day")
-    newest = region(page, "Newest envelopes")
-    expect(newest.get_by_text("echo good day")).to_be_visible()
-    expect(picture.locator("[data-edge='person:owner agent:guide']")).to_have_count(1)
-    expect(picture.locator("[data-edge='agent:guide person:owner']")).to_have_count(1)
-    row = newest.get_by_role("listitem").filter(has_text="echo good day")
+    _, envelope = start_session(app.server, "guide", "echo good day")
+    recent = region(page, "Recent messages")
+    expect(recent.get_by_text("echo good day")).to_be_visible()
+    expect(graph.locator("[data-edge='person:owner agent:guide']")).to_have_count(1)
+    expect(graph.locator("[data-edge='agent:guide person:owner']")).to_have_count(1)
+    row = recent.get_by_role("listitem").filter(has_text="echo good day")
     expect(row.get_by_text("answered")).to_be_visible()
-    assert settled(front.rim, envelope)["outcome"] == "answered"
+    assert wait_for_outcome(app.server, envelope)["outcome"] == "answered"
     expect(page.locator("body")).to_have_attribute("data-dots", "several")
-    expect(picture.locator(".dot")).to_have_count(0)
-    assert picture.locator("[data-node='agent:guide'] circle").first.get_attribute("cx") == stood
+    expect(graph.locator(".dot")).to_have_count(0)
+    assert graph.locator("[data-node='agent:guide'] circle").first.get_attribute("cx") == position
 
 
-def test_who_wants_no_motion_sees_the_way_light_up(front: Front) -> None:
-    page = front.window("/live", calm=True)
-    picture = page.get_by_role("img", name="Who writes to whom")
-    expect(picture).to_be_visible()
-    begin(front.rim, "main", "echo calm")
-    expect(picture.locator("[data-edge='person:owner agent:main']")).to_have_count(1)
-    expect(picture.locator(".lit").first).to_be_attached()
-    expect(picture.locator(".dot")).to_have_count(0)
+def test_with_reduced_motion_the_edge_is_highlighted_instead(app: WebApp) -> None:
+    page = app.open_window("/activity", reduce_motion=True)
+    graph = page.get_by_role("img", name="Messages between")
+    expect(graph).to_be_visible()
+    start_session(app.server, "main", "echo calm")
+    expect(graph.locator("[data-edge='person:owner agent:main']")).to_have_count(1)
+    expect(graph.locator(".lit").first).to_be_attached()
+    expect(graph.locator(".dot")).to_have_count(0)
 
 
-def test_what_was_before_is_there_when_one_opens_it(front: Front) -> None:
-    _, envelope = begin(front.rim, "main", "echo before you came")
-    settled(front.rim, envelope)
-    page = front.window("/live")
-    row = region(page, "Newest envelopes").get_by_role("listitem").filter(has_text="echo before you came").first
+def test_earlier_messages_are_listed_when_the_screen_opens(app: WebApp) -> None:
+    _, envelope = start_session(app.server, "main", "echo before you came")
+    wait_for_outcome(app.server, envelope)
+    page = app.open_window("/activity")
+    row = region(page, "Recent messages").get_by_role("listitem").filter(has_text="echo before you came").first
     expect(row.get_by_text("answered")).to_be_visible()
     expect(page.locator("[data-edge='person:owner agent:main']")).to_have_count(1)
 
 
-def test_a_list_that_is_paused_stays_as_it_is_and_goes_on_from_there(front: Front) -> None:
-    page = front.window("/live")
-    expect(page.get_by_role("img", name="Who writes to whom")).to_be_visible()
+def test_a_paused_list_does_not_change_until_it_is_resumed(app: WebApp) -> None:
+    page = app.open_window("/activity")
+    expect(page.get_by_role("img", name="Messages between")).to_be_visible()
     page.keyboard.press("p")
-    begin(front.rim, "guide", "echo while it rests")
-    held = page.get_by_role("button", name="since you paused")
-    expect(held).to_be_visible()
+    start_session(app.server, "guide", "echo while it rests")
+    show_new = page.get_by_role("button", name=re.compile(r"^Show \d+ new messages?$"))
+    expect(show_new).to_be_visible()
     expect(page.get_by_text("echo while it rests")).to_have_count(0)
-    held.click()
+    show_new.click()
     expect(page.get_by_text("echo while it rests").first).to_be_visible()
     expect(page.get_by_role("button", name="Pause")).to_be_visible()
 
 
-def test_what_waits_says_why_and_can_be_taken_back_in_every_window(front: Front) -> None:
-    session, _ = begin(front.rim, "guide", "slow 300", "The slow one")
-    second = front.rim.do(
+def test_a_queued_message_shows_its_wait_reason_and_can_be_cancelled(app: WebApp) -> None:
+    session, _ = start_session(app.server, "guide", "slow 300", "The slow one")
+    second = app.server.do(
         "envelope.send", to="agent:guide", session=session, text=f"echo {HOSTILE}", when_busy="collect"
     )["envelope"]
-    third = front.rim.do("envelope.send", to="agent:guide", session=session, text="echo third", when_busy="collect")[
+    third = app.server.do("envelope.send", to="agent:guide", session=session, text="echo third", when_busy="collect")[
         "envelope"
     ]
-    page, other = front.window("/live"), front.window("/live", size="phone", theme="dark")
+    page, other = app.open_window("/activity"), app.open_window("/activity", size="phone", theme="dark")
     for window in (page, other):
         slow = lane(window, "The slow one")
-        expect(slow.get_by_text("thinks, turn 1")).to_be_visible()
-        expect(slow.get_by_text("behind the run that is at work")).to_have_count(2)
+        expect(slow.get_by_text("waiting for the model, turn 1")).to_be_visible()
+        expect(slow.get_by_text("waiting for the current run")).to_have_count(2)
         expect(slow.get_by_text("<img src=x")).to_be_visible()
-        expect(window.get_by_role("img", name="At work: guide")).to_be_visible()
+        expect(window.get_by_role("img", name="Working: guide")).to_be_visible()
     expect(page.locator("main img[src=x]")).to_have_count(0)
     expect(page.locator("main a[href^=javascript]")).to_have_count(0)
-    assert violations(page) == [] and violations(other) == []
+    assert find_violations(page) == [] and find_violations(other) == []
     assert not scrolls_sideways(other)
 
-    lane(page, "The slow one").get_by_role("button", name="Take back “echo third”").click()
+    lane(page, "The slow one").get_by_role("button", name="Cancel “echo third”").click()
     expect(lane(page, "The slow one").get_by_text("echo third")).to_have_count(0)
     expect(lane(other, "The slow one").get_by_text("echo third")).to_have_count(0)
-    assert front.rim.do("envelope.show", id=third)["outcome"] == "cancelled"
+    assert app.server.do("envelope.show", id=third)["outcome"] == "cancelled"
 
     lane(page, "The slow one").get_by_role("button", name="Stop the run of guide").click()
     expect(lane(page, "The slow one")).to_have_count(0)
-    assert settled(front.rim, second)["outcome"] == "answered"
+    assert wait_for_outcome(app.server, second)["outcome"] == "answered"
     expect(lane(other, "The slow one")).to_have_count(0)
 
 
-def test_a_run_that_waits_for_a_person_is_amber_and_says_because_of_what(front: Front) -> None:
-    session, _ = begin(front.rim, "clerk", "ask read SOUL.md", "A question")
-    page = front.window("/live")
-    waits = lane(page, "A question")
-    expect(waits.get_by_text("waits for a person")).to_be_visible()
-    expect(waits.get_by_text("asks before 'read'")).to_be_visible()
+def test_a_run_that_waits_for_approval_shows_the_reason_and_links_to_it(app: WebApp) -> None:
+    session, _ = start_session(app.server, "clerk", "ask read SOUL.md", "A question")
+    page = app.open_window("/activity")
+    waiting = lane(page, "A question")
+    expect(waiting.get_by_text("waiting for a person")).to_be_visible()
+    expect(waiting.get_by_text("requires approval for 'read'")).to_be_visible()
     expect(page.locator("[data-node='agent:clerk'].parked .ring")).to_be_visible()
-    waits.get_by_role("link", name="Answer it").click()
-    expect(page).to_have_url(f"{front.rim.address}/approvals")
-    front.rim.do("session.stop", session=session)
+    waiting.get_by_role("link", name="Open approval").click()
+    expect(page).to_have_url(f"{app.server.address}/approvals")
+    app.server.do("session.stop", session=session)
 
 
-def test_why_is_told_of_any_row_and_leads_on_to_what_it_names(front: Front) -> None:
-    session, envelope = begin(front.rim, "main", "echo tell me")
-    settled(front.rim, envelope)
-    page = front.window("/live")
-    row = region(page, "Newest envelopes").get_by_role("listitem").filter(has_text="echo tell me").first
-    row.get_by_role("button", name="Why? envelope from owner to main").click()
-    dialog = page.get_by_role("dialog", name="Why")
+def test_a_message_is_explained_with_links_to_its_run(app: WebApp) -> None:
+    session, envelope = start_session(app.server, "main", "echo tell me")
+    wait_for_outcome(app.server, envelope)
+    page = app.open_window("/activity")
+    row = region(page, "Recent messages").get_by_role("listitem").filter(has_text="echo tell me").first
+    row.get_by_role("button", name="Explain: message from owner to main").click()
+    dialog = page.get_by_role("dialog", name="Explain")
     expect(dialog.get_by_text("ended answered").first).to_be_visible()
-    told = front.rim.do("house.why", id=envelope)["lines"]
-    expect(dialog.get_by_role("list", name="What happened").get_by_role("listitem")).to_have_count(len(told) - 1)
-    run = front.rim.do("run.list", session=session, limit=1)["runs"][0]["id"][:8]
+    events = app.server.do("house.why", id=envelope)["lines"]
+    expect(dialog.get_by_role("list", name="Events").get_by_role("listitem")).to_have_count(len(events) - 1)
+    run = app.server.do("run.list", session=session, limit=1)["runs"][0]["id"][:8]
     dialog.get_by_role("button", name=run).first.click()
     expect(dialog.get_by_text(f"run {run} of main in session")).to_be_visible()
     dialog.get_by_role("button", name="Back").click()
-    expect(dialog.get_by_label("Of what")).to_have_value(envelope[:8])
-    assert violations(page) == []
+    expect(dialog.get_by_label("ID", exact=True)).to_have_value(envelope[:8])
+    assert find_violations(page) == []
 
 
-def test_why_is_asked_by_the_keyboard_from_anywhere(front: Front) -> None:
-    _, envelope = begin(front.rim, "main", "echo from anywhere")
-    settled(front.rim, envelope)
-    page = front.window("/runs")
+def test_a_keyboard_shortcut_explains_an_id_on_any_screen(app: WebApp) -> None:
+    _, envelope = start_session(app.server, "main", "echo from anywhere")
+    wait_for_outcome(app.server, envelope)
+    page = app.open_window("/runs")
     expect(page.get_by_role("heading", name="Runs")).to_be_visible()
     page.keyboard.press("w")
-    dialog = page.get_by_role("dialog", name="Why")
-    dialog.get_by_label("Of what").fill("00000000")
+    dialog = page.get_by_role("dialog", name="Explain")
+    dialog.get_by_label("ID", exact=True).fill("00000000")
     page.keyboard.press("Enter")
     expect(dialog.get_by_role("alert")).to_contain_text("Try:")
-    front.complaints.clear()  # of the refusal, which was meant
-    dialog.get_by_label("Of what").fill(envelope[:8])
+    app.console_errors.clear()  # the refused request was expected
+    dialog.get_by_label("ID", exact=True).fill(envelope[:8])
     page.keyboard.press("Enter")
     expect(dialog.get_by_text("ended answered").first).to_be_visible()
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
 
 
-def test_a_dead_letter_says_why_it_died_and_is_sent_again(front: Front) -> None:
-    _, envelope = begin(front.rim, "main", "fail now")
-    assert settled(front.rim, envelope)["outcome"] == "dead"
-    page, other = front.window("/live"), front.window("/live/dead", size="phone")
-    page.get_by_role("link", name="Dead letters").click()
-    expect(page.get_by_text("the guide broke off, as it was asked to").first).to_be_visible()
-    page.get_by_role("button", name="Send again: fail now").click()
+def test_a_failed_message_shows_its_reason_and_can_be_retried(app: WebApp) -> None:
+    _, envelope = start_session(app.server, "main", "fail now")
+    assert wait_for_outcome(app.server, envelope)["outcome"] == "dead"
+    page, other = app.open_window("/activity"), app.open_window("/activity/failed", size="phone")
+    page.get_by_role("link", name="Failed messages").click()
+    expect(page.get_by_text("the guide failed, as you asked").first).to_be_visible()
+    page.get_by_role("button", name="Retry: fail now").click()
     for window in (page, other):
-        expect(window.get_by_text("was sent again")).to_be_visible()
-        # Only of the retry, which failed too.
-        expect(window.get_by_role("button", name="Send again: fail now")).to_have_count(1)
-    [retried, letter] = [each for each in front.rim.do("envelope.dead")["letters"] if each["text"] == "fail now"]
-    assert (letter["id"], letter["retry"]) == (envelope, retried["id"])
-    assert violations(page) == [] and not scrolls_sideways(other)
+        expect(window.get_by_text("retried")).to_be_visible()
+        # Only for the retry, which failed too.
+        expect(window.get_by_role("button", name="Retry: fail now")).to_have_count(1)
+    [retried, failed] = [each for each in app.server.do("envelope.dead")["letters"] if each["text"] == "fail now"]
+    assert (failed["id"], failed["retry"]) == (envelope, retried["id"])
+    assert find_violations(page) == [] and not scrolls_sideways(other)
 
 
-def test_an_older_answer_does_not_hide_a_dead_letter(front: Front) -> None:
-    page = front.window("/live")
-    older = hold_first(page, "**/api/envelope/dead")
+def test_a_late_response_does_not_hide_a_failed_message(app: WebApp) -> None:
+    page = app.open_window("/activity")
+    older = hold_first_response(page, "**/api/envelope/dead")
     with page.expect_request("**/api/envelope/dead"):
-        page.get_by_role("link", name="Dead letters").click()
+        page.get_by_role("link", name="Failed messages").click()
     wait_in_page(page, lambda: bool(older.held))
     before = len(older.json()["letters"])
-    _, envelope = begin(front.rim, "main", "fail")
-    settled(front.rim, envelope)
-    letters = page.get_by_role("region", name="Dead letters").get_by_role("listitem")
-    expect(letters).to_have_count(before + 1)
+    _, envelope = start_session(app.server, "main", "fail")
+    wait_for_outcome(app.server, envelope)
+    failed_messages = page.get_by_role("region", name="Failed messages").get_by_role("listitem")
+    expect(failed_messages).to_have_count(before + 1)
     older.release()
-    assert letters.count() == before + 1
+    assert failed_messages.count() == before + 1
 
 
-def test_thirty_can_be_told_apart_on_a_laptop_and_a_phone(front: Front) -> None:
+def test_thirty_nodes_do_not_overlap_on_a_laptop_or_a_phone(app: WebApp) -> None:
     for number in range(27):
-        front.rim.do("agent.register", name=f"agent-number-{number}", model="guide")
+        app.server.do("agent.register", name=f"agent-number-{number}", model="guide")
     for size in ("laptop", "phone"):
-        page = front.window("/live", size=size)  # pyright: ignore[reportArgumentType]
+        page = app.open_window("/activity", size=size)  # pyright: ignore[reportArgumentType]
         expect(page.locator("[data-node]")).to_have_count(31)
-        centres = page.eval_on_selector_all(
+        centers = page.eval_on_selector_all(
             "[data-node] > circle:first-of-type, [data-node] > rect",
             """all => all.map(each => {
                 const box = each.getBoundingClientRect();
@@ -219,8 +220,8 @@ def test_thirty_can_be_told_apart_on_a_laptop_and_a_phone(front: Front) -> None:
         )
         nearest = min(
             ((ax - bx) ** 2 + (ay - by) ** 2) ** 0.5
-            for i, (ax, ay, _) in enumerate(centres)
-            for bx, by, _ in centres[i + 1 :]
+            for i, (ax, ay, _) in enumerate(centers)
+            for bx, by, _ in centers[i + 1 :]
         )
-        assert nearest >= centres[0][2], "nobody stands on another"
+        assert nearest >= centers[0][2], "nodes overlap"
         assert not scrolls_sideways(page)

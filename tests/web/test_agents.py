@@ -1,4 +1,4 @@
-"""The staff in the page: who works here, made and changed as a person does it, and explained while one types."""
+"""The Agents screen: the list, the editor, tools and their policy, files and versions."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import re
 import pytest
 from api.tcp_server import Rim
 from playwright.sync_api import Locator, Page, expect
-from web.browser import Front, scrolls_sideways, settling, violations
-from web.chat_actions import held_work, leave_composer
+from web.browser import WebApp, find_violations, scrolls_sideways, track_requests
+from web.chat_actions import leave_composer, make_blocking_message
 
 HOSTILE = "<img src=x onerror=alert(1)> **bold** \u202etxt.exe <script>alert(2)</script>"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def staff(rim: Rim) -> None:
-    rim.do("agent.register", name="ada", description="Keeps the calendar.", icon="Ad", colour="lime")
-    rim.do("agent.register", name="ghost", description="Works unseen.", visible=False)
+def agents(server: Rim) -> None:
+    server.do("agent.register", name="ada", description="Keeps the calendar.", icon="Ad", colour="lime")
+    server.do("agent.register", name="ghost", description="Works unseen.", visible=False)
 
 
 def card(page: Page, name: str) -> Locator:
     return (
-        page.get_by_role("list", name="The staff")
+        page.get_by_role("list", name="Agents")
         .get_by_role("listitem")
         .filter(has=page.get_by_role("heading", name=name, exact=True))
     )
 
 
-def bar(page: Page) -> Locator:
+def save_bar(page: Page) -> Locator:
     return page.get_by_role("region", name="Save", exact=True)
 
 
-def is_cut(page: Page) -> bool:
-    """Whether something within the screen is wider than its room: the page itself does not scroll for that."""
+def has_overflow(page: Page) -> bool:
+    """Whether an element is wider than its scroll container, which the page itself does not show."""
     wide = "each => each.scrollWidth > each.clientWidth && getComputedStyle(each).overflowY === 'auto'"
     return page.evaluate(f"[...document.querySelectorAll('main div')].some({wide})")
 
@@ -41,64 +41,64 @@ def open_group(page: Page, title: str) -> None:
     page.get_by_role("heading", name=title, exact=True).click()
 
 
-# --- who is here ---
+# --- list ---
 
 
 @pytest.mark.spec("A90.look", "A90.current", "A90.new_session")
-def test_each_agent_has_its_look_and_the_one_you_talk_to_is_always_named(front: Front, rim: Rim) -> None:
-    page = front.window("/agents")
-    look = card(page, "ada").locator(".avatar")
-    expect(look).to_have_text("Ad")
-    expect(look).to_have_attribute("data-colour", "lime")
-    assert card(page, "guide").locator(".avatar").get_attribute("data-colour")
+def test_an_agent_has_its_appearance_and_the_chat_names_the_current_agent(app: WebApp, server: Rim) -> None:
+    page = app.open_window("/agents")
+    avatar = card(page, "ada").locator(".avatar")
+    expect(avatar).to_have_text("Ad")
+    expect(avatar).to_have_attribute("data-color", "lime")
+    assert card(page, "guide").locator(".avatar").get_attribute("data-color")
     expect(card(page, "ada")).to_contain_text("Keeps the calendar.")
     expect(card(page, "ada")).to_contain_text("idle")
-    expect(card(page, "ada")).to_contain_text("no conversation yet")
+    expect(card(page, "ada")).to_contain_text("no conversations yet")
 
-    card(page, "ada").get_by_role("button", name="What to do with ada").click()
+    card(page, "ada").get_by_role("button", name="Actions for ada").click()
     page.get_by_role("menuitem", name="New conversation").click()
     expect(page).to_have_url(re.compile(r"/chat/.+"))
     header = page.locator("section > header").filter(has=page.get_by_role("heading", level=1))
-    expect(header).to_contain_text(re.compile(r"You talk to\s*ada"))
-    expect(header.locator(".avatar")).to_have_attribute("data-colour", "lime")
-    [session] = rim.do("session.list", agent="ada")["sessions"]
+    expect(header).to_contain_text(re.compile(r"Agent:\s*ada"))
+    expect(header.locator(".avatar")).to_have_attribute("data-color", "lime")
+    [session] = server.do("session.list", agent="ada")["sessions"]
     assert session["pinnedAt"] is None
 
-    page.goto(f"{rim.address}/agents")
+    page.goto(f"{server.address}/agents")
     expect(card(page, "ada")).to_contain_text("1 conversation")
-    card(page, "ada").get_by_role("button", name="Talk to ada").click()
-    expect(page).to_have_url(f"{rim.address}/chat/{session['sessionId']}")
+    card(page, "ada").get_by_role("button", name="Open chat with ada").click()
+    expect(page).to_have_url(f"{server.address}/chat/{session['sessionId']}")
 
 
 @pytest.mark.spec("A90.hidden")
-def test_agents_that_are_not_shown_are_left_out_until_asked_for(front: Front, rim: Rim) -> None:
-    hidden = [each["name"] for each in rim.do("agent.list")["agents"] if not each["visible"]]
+def test_hidden_agents_are_listed_only_on_request(app: WebApp, server: Rim) -> None:
+    hidden = [each["name"] for each in server.do("agent.list")["agents"] if not each["visible"]]
     assert "ghost" in hidden
-    page = front.window("/agents")
+    page = app.open_window("/agents")
     expect(card(page, "ada")).to_be_visible()
     expect(card(page, "ghost")).to_have_count(0)
     page.keyboard.press("Control+k")
     page.get_by_role("combobox").fill("ghost")
-    expect(page.get_by_text("Nothing by that name.")).to_be_visible()
+    expect(page.get_by_text("No matches")).to_be_visible()
     page.keyboard.press("Escape")
-    page.get_by_role("checkbox", name=f"Also {len(hidden)} that pages leave out").check()
-    expect(card(page, "ghost")).to_contain_text("not shown")
-    page.goto(f"{front.rim.address}/chat")
+    page.get_by_role("checkbox", name=f"Show hidden agents ({len(hidden)})").check()
+    expect(card(page, "ghost")).to_contain_text("hidden")
+    page.goto(f"{app.server.address}/chat")
     expect(page.get_by_role("button", name="New conversation with ada").first).to_be_visible()
     expect(page.get_by_role("button", name="New conversation with ghost")).to_have_count(0)
 
 
-def test_the_keyboard_changes_whom_one_talks_to(front: Front, rim: Rim) -> None:
-    newest = rim.do("session.create", agent="guide", name="about tea")["sessionId"]
-    page = front.window("/agents")
+def test_a_keyboard_shortcut_opens_a_chat_with_another_agent(app: WebApp, server: Rim) -> None:
+    newest = server.do("session.create", agent="guide", name="about tea")["sessionId"]
+    page = app.open_window("/agents")
     expect(card(page, "guide")).to_contain_text("conversation")
     page.keyboard.press("g")
     page.keyboard.press("t")
-    dialog = page.get_by_role("dialog", name="Talk to another agent")
+    dialog = page.get_by_role("dialog", name="Chat with an agent")
     expect(dialog.get_by_role("option").filter(has_text="guide").first).to_contain_text("about tea")
     page.keyboard.type("guide")
     page.keyboard.press("Enter")
-    expect(page).to_have_url(f"{rim.address}/chat/{newest}")
+    expect(page).to_have_url(f"{server.address}/chat/{newest}")
     expect(page.get_by_label("Message guide")).to_be_visible()
     leave_composer(page)
     page.keyboard.press("g")
@@ -106,138 +106,138 @@ def test_the_keyboard_changes_whom_one_talks_to(front: Front, rim: Rim) -> None:
     expect(dialog).to_be_visible()
     page.keyboard.type("guide")
     page.keyboard.press("Shift+Enter")
-    expect(page).not_to_have_url(f"{rim.address}/chat/{newest}")
+    expect(page).not_to_have_url(f"{server.address}/chat/{newest}")
     expect(page.locator("header").filter(has=page.get_by_role("heading", level=1))).to_contain_text(
-        re.compile(r"You talk to\s*guide")
+        re.compile(r"Agent:\s*guide")
     )
 
 
-def test_what_an_agent_does_is_seen_as_it_happens(front: Front, rim: Rim) -> None:
-    page = front.window("/agents")
+def test_the_status_of_an_agent_is_updated_live(app: WebApp, server: Rim) -> None:
+    page = app.open_window("/agents")
     expect(card(page, "clerk")).to_contain_text("idle")
-    rim.do("envelope.send", to="agent:clerk", text="ask read SOUL.md")
-    expect(card(page, "clerk")).to_contain_text("waits for you")
-    busy = held_work(rim)
-    rim.do("envelope.send", to="agent:guide", text=busy.text)
-    expect(card(page, "guide")).to_contain_text("at work")
+    server.do("envelope.send", to="agent:clerk", text="ask read SOUL.md")
+    expect(card(page, "clerk")).to_contain_text("waiting for approval")
+    busy = make_blocking_message(server)
+    server.do("envelope.send", to="agent:guide", text=busy.text)
+    expect(card(page, "guide")).to_contain_text("working")
     busy.release()
     expect(card(page, "guide")).to_contain_text("idle")
 
 
-# --- made and changed ---
+# --- create and edit ---
 
 
-def test_an_agent_is_made_with_what_is_wrong_said_at_its_field(front: Front, rim: Rim) -> None:
-    page = front.window("/agents")
-    page.get_by_role("button", name="New agent").click()
+def test_creating_an_agent_shows_errors_at_their_fields(app: WebApp, server: Rim) -> None:
+    page = app.open_window("/agents")
+    page.get_by_role("button", name="Create agent").click()
     name = page.get_by_label("Name", exact=True)
     name.fill("two words")
-    expect(page.get_by_role("alert")).to_contain_text("cannot be the name of an agent")
+    expect(page.get_by_role("alert")).to_contain_text("invalid name for an agent")
     expect(name).to_have_attribute("aria-invalid", "true")
-    expect(page.get_by_role("button", name="Take on")).to_be_disabled()
+    expect(page.get_by_role("button", name="Create", exact=True)).to_be_disabled()
     name.fill("ADA")
-    expect(page.get_by_role("alert")).to_contain_text("there is an agent 'ada' already")
+    expect(page.get_by_role("alert")).to_contain_text("an agent named 'ada' already exists")
     name.fill("bea")
     expect(page.get_by_role("alert")).to_have_count(0)
     page.get_by_label("Description", exact=True).fill("Reads the mail.")
     page.get_by_label("Icon", exact=True).fill("two words")
     expect(page.get_by_role("alert")).to_contain_text("one emoji")
-    page.get_by_role("group", name="Suggestions").get_by_role("button").first.click()
-    page.get_by_role("group", name="Colour").get_by_title("violet").click()
+    page.get_by_role("group", name="Suggested icons").get_by_role("button").first.click()
+    page.get_by_role("group", name="Color").get_by_title("violet").click()
     page.get_by_label("Instructions", exact=True).fill("Be short.")
     expect(page.get_by_role("alert")).to_have_count(0)
-    page.get_by_role("button", name="Take on").click()
+    page.get_by_role("button", name="Create", exact=True).click()
 
-    expect(page).to_have_url(f"{rim.address}/agents/bea")
+    expect(page).to_have_url(f"{server.address}/agents/bea")
     expect(page.get_by_role("heading", level=1, name="bea")).to_be_visible()
-    made = rim.do("agent.show", name="bea")
+    made = server.do("agent.show", name="bea")
     assert (made["description"], made["icon"], made["colour"]) == ("Reads the mail.", "\N{FOX FACE}", "violet")
     assert made["instructions"] == "Be short."
-    front.complaints.clear()  # of the refusals, which were meant
+    app.console_errors.clear()  # the refused requests were expected
 
 
-def test_an_agent_is_changed_field_by_field_and_saved_as_a_version(front: Front, rim: Rim) -> None:
-    rim.do("agent.register", name="cleo", description="Then.")
-    page = front.window("/agents/cleo")
+def test_changed_fields_of_an_agent_are_saved_as_a_new_version(app: WebApp, server: Rim) -> None:
+    server.do("agent.register", name="cleo", description="Then.")
+    page = app.open_window("/agents/cleo")
     page.get_by_label("Description", exact=True).fill("Now.")
-    page.get_by_label("Shown in pages").uncheck()
+    page.get_by_label("Visible in lists").uncheck()
     page.get_by_label("Effort", exact=True).select_option("low")
-    open_group(page, "What it may spend")
-    page.get_by_label("In a day", exact=True).fill("2.50")
-    page.get_by_label("In a month", exact=True).fill("40")
-    open_group(page, "Bounds of a run")
-    turns = page.get_by_label("Turns in a run", exact=True)
+    open_group(page, "Budget")
+    page.get_by_label("Daily budget", exact=True).fill("2.50")
+    page.get_by_label("Monthly budget", exact=True).fill("40")
+    open_group(page, "Run limits")
+    turns = page.get_by_label("Maximum turns per run", exact=True)
     turns.fill("0")
     expect(page.get_by_role("alert")).to_contain_text("0 is not between 1 and 100000")
-    expect(bar(page).get_by_role("button", name="Save")).to_be_disabled()
+    expect(save_bar(page).get_by_role("button", name="Save")).to_be_disabled()
     turns.fill("7")
-    open_group(page, "When much comes at once")
-    page.get_by_label("Mail that comes while it works").select_option("interrupt")
-    page.get_by_label("Runs at the same time", exact=True).fill("2")
-    open_group(page, "Rights")
-    page.get_by_label("Level", exact=True).select_option("restricted")
-    expect(bar(page)).to_contain_text("Changed: Description")
-    bar(page).get_by_role("button", name="Save").click()
+    open_group(page, "Queue")
+    page.get_by_label("Messages during a run").select_option("interrupt")
+    page.get_by_label("Concurrent runs", exact=True).fill("2")
+    open_group(page, "Permissions")
+    page.get_by_label("Permission level", exact=True).select_option("restricted")
+    expect(save_bar(page)).to_contain_text("Changed: Description")
+    save_bar(page).get_by_role("button", name="Save").click()
 
     expect(page.get_by_text("Saved as version 2.")).to_be_visible()
-    expect(bar(page)).to_have_count(0)
-    now = rim.do("agent.show", name="cleo")
+    expect(save_bar(page)).to_have_count(0)
+    now = server.do("agent.show", name="cleo")
     assert (now["description"], now["visible"], now["effort"], now["turns_max"]) == ("Now.", False, "low", 7)
     assert (now["day_microusd_max"], now["month_microusd_max"]) == (2_500_000, 40_000_000)
     assert (now["queue"]["mode"], now["concurrency"], now["permission_level"]) == ("interrupt", 2, "restricted")
 
-    page.get_by_label("In a day", exact=True).fill("")  # no bound again
+    page.get_by_label("Daily budget", exact=True).fill("")  # no limit again
     page.keyboard.press("Control+s")
     expect(page.get_by_text("Saved as version 3.")).to_be_visible()
-    assert rim.do("agent.show", name="cleo")["day_microusd_max"] is None
-    front.complaints.clear()
+    assert server.do("agent.show", name="cleo")["day_microusd_max"] is None
+    app.console_errors.clear()
 
 
-def test_whom_it_sees_where_it_works_and_how_it_is_confined_is_set_in_the_page(front: Front, rim: Rim) -> None:
-    rim.do("agent.register", name="nora")
-    page = front.window("/agents/nora")
-    page.get_by_label("Called", exact=True).fill("Nora of the night")
-    open_group(page, "Other agents")
-    field = page.get_by_label("Whom not", exact=True)
+def test_delegation_workspace_and_sandbox_of_an_agent_can_be_edited(app: WebApp, server: Rim) -> None:
+    server.do("agent.register", name="nora")
+    page = app.open_window("/agents/nora")
+    page.get_by_label("Display name", exact=True).fill("Nora of the night")
+    open_group(page, "Delegation")
+    field = page.get_by_label("Denied agents", exact=True)
     field.fill("gho")
     field.press("Enter")
-    depth = page.get_by_label("How often work is handed on", exact=True)
+    depth = page.get_by_label("Maximum delegation depth", exact=True)
     depth.fill("11")
     expect(page.get_by_role("alert")).to_contain_text("between 0 and 10")
     depth.fill("2")
-    open_group(page, "Whom it sends out")
-    page.get_by_label("Put away after, in seconds", exact=True).fill("60")
-    open_group(page, "Where it works")
+    open_group(page, "Subagents")
+    page.get_by_label("Time before archiving (seconds)", exact=True).fill("60")
+    open_group(page, "Workspace")
     page.get_by_label("Workspace", exact=True).fill("../out")
     expect(page.get_by_role("alert")).to_contain_text("must be a path")
     page.get_by_label("Workspace", exact=True).fill("desk")
-    open_group(page, "How it is confined")
-    page.get_by_label("What a command has of the workspace", exact=True).select_option("ro")
+    open_group(page, "Sandbox")
+    page.get_by_label("Workspace access", exact=True).select_option("ro")
     expect(page.get_by_role("alert")).to_have_count(0)
-    bar(page).get_by_role("button", name="Save").click()
+    save_bar(page).get_by_role("button", name="Save").click()
 
     expect(page.get_by_role("heading", level=1, name="Nora of the night (nora)")).to_be_visible()
-    made = rim.do("agent.show", name="nora")
+    made = server.do("agent.show", name="nora")
     assert (made["delegation"]["deny"], made["delegation"]["depth_max"]) == (["gho"], 2)
     assert (made["subagents"]["archive_after_s"], made["workspace"]) == (60.0, "desk")
     assert made["sandbox"]["workspace"] == "ro"
-    page.get_by_label("Called", exact=True).fill("")
-    page.get_by_label("What a command has of the workspace", exact=True).select_option("")
-    bar(page).get_by_role("button", name="Save").click()
+    page.get_by_label("Display name", exact=True).fill("")
+    page.get_by_label("Workspace access", exact=True).select_option("")
+    save_bar(page).get_by_role("button", name="Save").click()
     expect(page.get_by_role("heading", level=1, name="nora", exact=True)).to_be_visible()
-    assert rim.do("agent.show", name="nora")["sandbox"]["workspace"] is None
-    front.complaints.clear()  # of the refusals, which were meant
+    assert server.do("agent.show", name="nora")["sandbox"]["workspace"] is None
+    app.console_errors.clear()  # the refused requests were expected
 
 
-def test_models_are_put_in_order_by_keyboard_and_by_drag(front: Front, rim: Rim) -> None:
-    rim.do("agent.register", name="dora")
-    page = front.window("/agents/dora")
+def test_fallback_models_are_reordered_by_keyboard_and_by_drag(app: WebApp, server: Rim) -> None:
+    server.do("agent.register", name="dora")
+    page = app.open_window("/agents/dora")
     page.get_by_label("Model", exact=True).fill("guide")
-    page.get_by_label("As the house has them").uncheck()
+    page.get_by_label("Use the default fallback models").uncheck()
     for model in ("a/one", "b/two", "c/three"):
-        page.get_by_label("Another model").fill(model)
+        page.get_by_label("Fallback model", exact=True).fill(model)
         page.keyboard.press("Enter")
-    order = page.get_by_role("list", name="When that one fails").get_by_role("listitem")
+    order = page.get_by_role("list", name="Fallback models").get_by_role("listitem")
     expect(order).to_have_count(3)
     page.get_by_role("button", name="Move c/three up").focus()
     page.keyboard.press("Enter")
@@ -248,79 +248,79 @@ def test_models_are_put_in_order_by_keyboard_and_by_drag(front: Front, rim: Rim)
     order.nth(2).drag_to(order.nth(1))
     expect(order.nth(1)).to_contain_text("b/two")
     page.get_by_role("button", name="Remove a/one").click()
-    bar(page).get_by_role("button", name="Save").click()
+    save_bar(page).get_by_role("button", name="Save").click()
     expect(page.get_by_text("Saved as version 2.")).to_be_visible()
-    now = rim.do("agent.show", name="dora")
+    now = server.do("agent.show", name="dora")
     assert (now["model"], now["fallbacks"]) == ("guide", ["c/three", "b/two"])
 
 
-def test_two_windows_stay_equal_and_what_was_not_saved_stays_on_top(front: Front, rim: Rim) -> None:
-    rim.do("agent.register", name="emil", description="Then.")
-    one, other = front.window("/agents/emil"), front.window("/agents")
+def test_unsaved_changes_survive_a_change_in_another_window(app: WebApp, server: Rim) -> None:
+    server.do("agent.register", name="emil", description="Then.")
+    one, other = app.open_window("/agents/emil"), app.open_window("/agents")
     one.get_by_label("Instructions", exact=True).fill("Be kind.")
-    expect(bar(one)).to_be_visible()
+    expect(save_bar(one)).to_be_visible()
     expect(card(other, "emil")).to_contain_text("Then.")
-    rim.do("agent.set", name="emil", description="Now.", colour="pink")
+    server.do("agent.set", name="emil", description="Now.", colour="pink")
     expect(card(other, "emil")).to_contain_text("Now.")
     expect(one.get_by_label("Description", exact=True)).to_have_value("Now.")
-    expect(bar(one)).to_contain_text("It was changed elsewhere meanwhile.")
-    one.get_by_role("button", name="All agents").click()  # and nothing is lost on the way
-    expect(card(one, "emil")).to_contain_text("not saved")
+    expect(save_bar(one)).to_contain_text("Someone else changed this agent.")
+    one.get_by_role("button", name="All agents").click()  # unsaved changes are kept
+    expect(card(one, "emil")).to_contain_text("unsaved")
     card(one, "emil").get_by_role("link", name="emil").click()
     expect(one.get_by_label("Instructions", exact=True)).to_have_value("Be kind.")
-    bar(one).get_by_role("button", name="Discard").click()
+    save_bar(one).get_by_role("button", name="Discard changes").click()
     expect(one.get_by_label("Instructions", exact=True)).to_have_value("")
-    assert rim.do("agent.show", name="emil")["instructions"] == ""
+    assert server.do("agent.show", name="emil")["instructions"] == ""
 
 
 # --- tools ---
 
 
-def test_what_a_change_of_the_lists_would_mean_is_shown_before_it_is_saved(front: Front, rim: Rim) -> None:
-    rim.do("agent.register", name="faye")
-    page = front.window("/agents/faye/tools")
+def test_policy_decisions_follow_unsaved_changes_of_the_tool_lists(app: WebApp, server: Rim) -> None:
+    server.do("agent.register", name="faye")
+    page = app.open_window("/agents/faye/tools")
     row = page.get_by_role("row").filter(has=page.get_by_role("button", name="read", exact=True))
     expect(row).to_contain_text("allowed")
     row.get_by_role("button", name="read").click()
-    expect(page.get_by_role("heading", name="What each layer says")).to_be_visible()
+    expect(page.get_by_role("heading", name="Rules", exact=True)).to_be_visible()
 
-    page.get_by_label("Ask first", exact=True).fill("read")
+    page.get_by_label("Tools that need approval", exact=True).fill("read")
     page.keyboard.press("Enter")
-    expect(row).to_contain_text("asks first")
+    expect(row).to_contain_text("needs approval")
     expect(page.get_by_text("agents.faye.tools.ask")).to_be_visible()
-    expect(page.get_by_text("the agent faye asks before 'read'").first).to_be_visible()
-    page.get_by_label("Deny", exact=True).fill("group:file,")
+    expect(page.get_by_text("the agent faye requires approval for 'read'").first).to_be_visible()
+    page.get_by_label("Denied tools", exact=True).fill("group:file,")
     expect(row).to_contain_text("denied")
     expect(page.get_by_text("agents.faye.tools.deny")).to_be_visible()
-    page.get_by_role("button", name="Show it").first.click()
-    page.get_by_role("button", name="Remove group:file from Deny").click()
-    expect(row).to_contain_text("asks first")
-    assert rim.do("agent.show", name="faye")["tools"]["ask"] == [], "nothing was saved"
+    page.get_by_role("button", name="Show field").first.click()
+    page.get_by_role("button", name="Remove group:file from Denied tools").click()
+    expect(row).to_contain_text("needs approval")
+    assert server.do("agent.show", name="faye")["tools"]["ask"] == [], "nothing was saved"
 
-    page.get_by_label("For whom it works").fill("nobody at all")
-    expect(page.get_by_role("alert")).to_contain_text("not an address")
-    page.get_by_label("For whom it works").fill("person:owner")
+    page.get_by_label("On behalf of").fill("somewhere else")
+    expect(page.get_by_role("alert")).to_contain_text("Invalid address")
+    page.get_by_label("On behalf of").fill("person:owner")
     expect(page.get_by_role("alert")).to_have_count(0)
 
-    page.get_by_role("group", name="What read may do here").get_by_role("button", name="Deny").click()
+    page.get_by_role("group", name="Rule for read").get_by_role("button", name="Deny").click()
     expect(row).to_contain_text("denied")
     page.get_by_label("Find a tool").fill("session_status")
     expect(page.get_by_role("table").get_by_role("row")).to_have_count(2)
-    bar(page).get_by_role("button", name="Save").click()
+    save_bar(page).get_by_role("button", name="Save").click()
     expect(page.get_by_text("Saved as version 2.")).to_be_visible()
-    tools = rim.do("agent.show", name="faye")["tools"]
+    tools = server.do("agent.show", name="faye")["tools"]
     assert (tools["ask"], tools["deny"]) == ([], ["read"])
-    front.complaints.clear()
+    app.console_errors.clear()
 
 
 # --- files ---
 
 
-def test_a_file_is_written_with_tabs_and_kept_while_one_walks_away(front: Front, rim: Rim) -> None:
-    rim.do("agent.register", name="gert")
-    page = front.window("/agents/gert/files")
-    page.get_by_role("navigation", name="Files of its home").get_by_role("link", name="SOUL.md").click()
-    text = page.get_by_label("Text of SOUL.md")
+def test_an_unsaved_file_is_kept_while_another_tab_is_open(app: WebApp, server: Rim) -> None:
+    server.do("agent.register", name="gert")
+    page = app.open_window("/agents/gert/files")
+    page.get_by_role("navigation", name="Files in the agent directory").get_by_role("link", name="SOUL.md").click()
+    text = page.get_by_label("Content of SOUL.md")
     text.fill("I am Gert.")
     text.press("Tab")
     expect(text).to_have_value("I am Gert.\t")
@@ -329,161 +329,163 @@ def test_a_file_is_written_with_tabs_and_kept_while_one_walks_away(front: Front,
     expect(text).not_to_be_focused()
     page.get_by_role("link", name="Versions").click()
     page.get_by_role("link", name="Files", exact=True).click()
-    listed = page.get_by_role("navigation", name="Files of its home").get_by_role("link", name="SOUL.md")
-    expect(listed).to_contain_text("not saved")
+    listed = page.get_by_role("navigation", name="Files in the agent directory").get_by_role("link", name="SOUL.md")
+    expect(listed).to_contain_text("unsaved")
     listed.click()
     expect(text).to_have_value("I am Gert.\t")
     text.fill("I am Gert.")
     text.press("Control+s")
     expect(page.get_by_text("SOUL.md was saved.")).to_be_visible()
-    assert rim.do("agent.file", name="gert", path="SOUL.md")["content"] == "I am Gert."
+    assert server.do("agent.file", name="gert", path="SOUL.md")["content"] == "I am Gert."
 
     page.get_by_role("button", name="New file").click()
     page.get_by_label("Path").fill("internal_space/memories/tea.md")
-    page.get_by_role("button", name="Begin").click()
-    page.get_by_label("Text of internal_space/memories/tea.md").fill("Green, at four.")
+    page.get_by_role("button", name="Create", exact=True).click()
+    page.get_by_label("Content of internal_space/memories/tea.md").fill("Green, at four.")
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_text("internal_space/memories/tea.md was saved.")).to_be_visible()
-    assert rim.do("agent.file", name="gert", path="internal_space/memories/tea.md")["content"] == "Green, at four."
+    assert server.do("agent.file", name="gert", path="internal_space/memories/tea.md")["content"] == "Green, at four."
 
 
-def test_who_writes_over_what_another_wrote_sees_both_and_chooses(front: Front, rim: Rim) -> None:
-    rim.do("agent.register", name="hugo")
-    page = front.window("/agents/hugo/files?file=SOUL.md")
-    text = page.get_by_label("Text of SOUL.md")
+def test_a_file_conflict_shows_both_versions(app: WebApp, server: Rim) -> None:
+    server.do("agent.register", name="hugo")
+    page = app.open_window("/agents/hugo/files?file=SOUL.md")
+    text = page.get_by_label("Content of SOUL.md")
 
-    def they_write(content: str) -> None:
-        now = rim.do("agent.file", name="hugo", path="SOUL.md")["hash"]
-        rim.do("agent.write-file", name="hugo", path="SOUL.md", content=content, hash=now)
+    def write_elsewhere(content: str) -> None:
+        now = server.do("agent.file", name="hugo", path="SOUL.md")["hash"]
+        server.do("agent.write-file", name="hugo", path="SOUL.md", content=content, hash=now)
 
-    they_write("theirs")
-    expect(text).to_have_value("theirs")  # nothing was written here: it follows
+    write_elsewhere("theirs")
+    expect(text).to_have_value("theirs")  # not edited here, so it follows
     text.fill("mine")
-    they_write("theirs again")
-    expect(page.get_by_text("Somebody has written this file since you read it.")).to_be_visible()
+    write_elsewhere("theirs again")
+    expect(page.get_by_text("This file has changed since you opened it.")).to_be_visible()
     page.get_by_role("button", name="Save", exact=True).click()
-    dialog = page.get_by_role("dialog", name="Two of you wrote this file")
-    expect(dialog.get_by_role("group", name="From theirs to mine")).to_contain_text("theirs again")
-    assert violations(page) == []
-    dialog.get_by_role("button", name="Go on writing").click()
+    dialog = page.get_by_role("dialog", name="The file has changed")
+    expect(dialog.get_by_role("group", name="The other version compared with mine")).to_contain_text("theirs again")
+    assert find_violations(page) == []
+    dialog.get_by_role("button", name="Keep editing").click()
     expect(text).to_have_value("mine")
-    page.get_by_role("button", name="Compare").click()
-    dialog.get_by_role("button", name="Save mine").click()
+    page.get_by_role("button", name="Compare versions").click()
+    dialog.get_by_role("button", name="Save my version").click()
     expect(dialog).to_have_count(0)
-    assert rim.do("agent.file", name="hugo", path="SOUL.md")["content"] == "mine"
+    assert server.do("agent.file", name="hugo", path="SOUL.md")["content"] == "mine"
     text.fill("mine again")
-    they_write("theirs at last")
-    page.get_by_role("button", name="Compare").click()
-    dialog.get_by_role("button", name="Take theirs").click()
+    write_elsewhere("theirs at last")
+    page.get_by_role("button", name="Compare versions").click()
+    dialog.get_by_role("button", name="Use the other version").click()
     expect(text).to_have_value("theirs at last")
-    front.complaints.clear()  # of the conflict, which was meant
+    app.console_errors.clear()  # the conflict was expected
 
 
-# --- versions, and the end ---
+# --- versions and deletion ---
 
 
-def test_versions_are_compared_and_restored(front: Front, rim: Rim) -> None:
-    rim.do("agent.register", name="ines", description="one", instructions="Be short.\nBe kind.")
-    rim.do("agent.set", name="ines", description="two", day_microusd_max=5_000_000)
-    rim.do("agent.set", name="ines", instructions="Be short.\nBe exact.", tools_deny=["exec"])
-    page = front.window("/agents/ines/versions")
+def test_versions_are_compared_and_restored(app: WebApp, server: Rim) -> None:
+    server.do("agent.register", name="ines", description="one", instructions="Be short.\nBe kind.")
+    server.do("agent.set", name="ines", description="two", day_microusd_max=5_000_000)
+    server.do("agent.set", name="ines", instructions="Be short.\nBe exact.", tools_deny=["exec"])
+    page = app.open_window("/agents/ines/versions")
     versions = page.get_by_role("list", name="Versions").get_by_role("listitem")
     expect(versions).to_have_count(3)
     expect(versions.first).to_contain_text("by owner")
-    expect(versions.first).to_contain_text("Instructions, Deny")
-    expect(page.get_by_role("heading", name="From version 2 to version 3")).to_be_visible()
+    expect(versions.first).to_contain_text("Instructions, Denied tools")
+    expect(page.get_by_role("heading", name="Changes from version 2 to version 3")).to_be_visible()
     expect(page.get_by_role("group", name="Instructions")).to_contain_text("Be exact.")
-    page.get_by_label("Compare", exact=True).select_option("1")
-    page.get_by_label("With", exact=True).select_option("2")
-    expect(page.get_by_role("heading", name="From version 1 to version 2")).to_be_visible()
+    page.get_by_label("From", exact=True).select_option("1")
+    page.get_by_label("To", exact=True).select_option("2")
+    expect(page.get_by_role("heading", name="Changes from version 1 to version 2")).to_be_visible()
     expect(page.get_by_role("insertion").filter(has_text="$5")).to_be_visible()
 
     page.get_by_role("button", name="Restore version 1").click()
-    dialog = page.get_by_role("dialog", name="Make version 1 the newest?")
-    expect(dialog).to_contain_text("Deny")
+    dialog = page.get_by_role("dialog", name="Restore version 1?")
+    expect(dialog).to_contain_text("Denied tools")
     dialog.get_by_role("button", name="Restore").click()
-    expect(page.get_by_text("Version 1 is back, as version 4.")).to_be_visible()
+    expect(page.get_by_text("Version 1 was restored as version 4.")).to_be_visible()
     expect(versions).to_have_count(4)
-    now = rim.do("agent.show", name="ines")
+    now = server.do("agent.show", name="ines")
     assert (now["description"], now["instructions"], now["tools"]["deny"]) == ("one", "Be short.\nBe kind.", [])
 
 
-def test_whoever_lets_an_agent_go_is_told_what_that_means(front: Front, rim: Rim) -> None:
-    rim.do("agent.register", name="jonas")
-    page = front.window("/agents/jonas")
-    page.get_by_role("button", name="What to do with jonas").click()
-    page.get_by_role("menuitem", name="Let go").click()
-    dialog = page.get_by_role("dialog", name="Let jonas go?")
-    expect(dialog).to_contain_text("Its home stays where it is")
-    dialog.get_by_label("Keep its home").uncheck()
-    expect(dialog).to_contain_text("Its home goes: SOUL.md")
-    expect(dialog.get_by_role("button", name="Let go")).to_be_disabled()
-    dialog.get_by_label("Type jonas to say that you mean it").fill("jonas")
-    dialog.get_by_role("button", name="Let go").click()
-    expect(page).to_have_url(f"{rim.address}/agents")
-    expect(page.get_by_text("jonas was let go.")).to_be_visible()
+def test_deleting_an_agent_shows_the_consequences_first(app: WebApp, server: Rim) -> None:
+    server.do("agent.register", name="jonas")
+    page = app.open_window("/agents/jonas")
+    page.get_by_role("button", name="Actions for jonas").click()
+    page.get_by_role("menuitem", name="Delete agent").click()
+    dialog = page.get_by_role("dialog", name="Delete jonas?")
+    expect(dialog).to_contain_text("The agent directory is kept.")
+    dialog.get_by_label("Keep the agent directory").uncheck()
+    expect(dialog).to_contain_text("The agent directory is deleted, with SOUL.md")
+    expect(dialog.get_by_role("button", name="Delete agent")).to_be_disabled()
+    dialog.get_by_label("Type jonas to confirm").fill("jonas")
+    dialog.get_by_role("button", name="Delete agent").click()
+    expect(page).to_have_url(f"{server.address}/agents")
+    expect(page.get_by_text("jonas was deleted.")).to_be_visible()
     expect(card(page, "jonas")).to_have_count(0)
-    assert "jonas" not in {each["name"] for each in rim.do("agent.list")["agents"]}
-    page.goto(f"{rim.address}/agents/jonas")
-    expect(page.get_by_text("There is no such agent")).to_be_visible()
-    front.complaints.clear()
+    assert "jonas" not in {each["name"] for each in server.do("agent.list")["agents"]}
+    page.goto(f"{server.address}/agents/jonas")
+    expect(page.get_by_text("Agent not found")).to_be_visible()
+    app.console_errors.clear()
 
 
-# --- for anyone, and against anyone ---
+# --- hostile text, accessibility and permissions ---
 
 
-def test_words_of_others_stay_words(front: Front, rim: Rim) -> None:
-    rim.do("agent.register", name="kim", description=HOSTILE, instructions=HOSTILE)
-    rim.do("agent.set", name="kim", instructions=f"{HOSTILE}\nmore", tools_deny=["<b>x</b>"])
-    rim.do("agent.write-file", name="kim", path="SOUL.md", content=HOSTILE, hash=_hash(rim, "kim"))
-    page = front.window("/agents")
+def test_hostile_text_of_an_agent_is_shown_as_plain_text(app: WebApp, server: Rim) -> None:
+    server.do("agent.register", name="kim", description=HOSTILE, instructions=HOSTILE)
+    server.do("agent.set", name="kim", instructions=f"{HOSTILE}\nmore", tools_deny=["<b>x</b>"])
+    server.do("agent.write-file", name="kim", path="SOUL.md", content=HOSTILE, hash=_read_file_hash(server, "kim"))
+    page = app.open_window("/agents")
     expect(card(page, "kim")).to_contain_text("<script>alert(2)</script>")
-    settle = settling(page)
+    wait_until_settled = track_requests(page)
     for part in ("", "/tools", "/files?file=SOUL.md", "/versions"):
-        page.goto(f"{rim.address}/agents/kim{part}")
+        page.goto(f"{server.address}/agents/kim{part}")
         expect(page.get_by_role("heading", level=1, name="kim")).to_be_visible()
-        settle()
+        wait_until_settled()
         assert page.locator("main :is(img[src=x], script, main b:text-is('x'))").count() == 0
     expect(page.get_by_text("<b>x</b>").first).to_be_visible()
     assert page.locator("main .foreign", has_text="<b>x</b>").count() > 0
 
 
 @pytest.mark.parametrize(("size", "theme"), [("laptop", "light"), ("phone", "dark")])
-def test_every_part_of_an_agent_can_be_used_by_anyone(front: Front, size: str, theme: str) -> None:
-    page = front.window("/agents", size=size, theme=theme)  # pyright: ignore[reportArgumentType]
-    settle, found = settling(page), dict[str, list[str]]()
+def test_the_agents_screens_are_accessible(app: WebApp, size: str, theme: str) -> None:
+    page = app.open_window("/agents", size=size, theme=theme)  # pyright: ignore[reportArgumentType]
+    wait_until_settled, found = track_requests(page), dict[str, list[str]]()
     paths = ("?new=1", "?hidden=1", "/clerk", "/clerk/tools", "/clerk/files?file=SOUL.md", "/clerk/versions")
     for path in paths:
-        page.goto(f"{front.rim.address}/agents{path}")
+        page.goto(f"{app.server.address}/agents{path}")
         expect(page.get_by_role("heading", level=1)).to_be_visible()
-        settle()
+        wait_until_settled()
         if path == "/clerk":
-            folded_ones = ("What it may spend", "Bounds of a run", "When much comes at once", "Where it works")
-            for folded in (*folded_ones, "How it is confined", "Other agents", "Whom it sends out", "Rights"):
-                open_group(page, folded)
+            groups = ("Budget", "Run limits", "Queue", "Workspace")
+            for group in (*groups, "Sandbox", "Delegation", "Subagents", "Permissions"):
+                open_group(page, group)
         if path == "/clerk/tools":
             page.get_by_label("Tool", exact=True).select_option("read")
-            expect(page.get_by_role("heading", name="What each layer says")).to_be_visible()
-            page.get_by_label("Find a tool").fill("read")  # axe takes its time for each row
-        found[path] = violations(page) + (["scrolls sideways"] if scrolls_sideways(page) or is_cut(page) else [])
+            expect(page.get_by_role("heading", name="Rules", exact=True)).to_be_visible()
+            page.get_by_label("Find a tool").fill("read")  # axe needs time for each row
+        found[path] = find_violations(page) + (
+            ["scrolls sideways"] if scrolls_sideways(page) or has_overflow(page) else []
+        )
     assert {path: what for path, what in found.items() if what} == {}
 
 
-def test_who_may_only_look_can_look(front: Front, rim: Rim) -> None:
-    token = rim.member("maria")
-    page = front.window("/agents/ada")
-    page.get_by_role("button", name="You are owner").click()
+def test_a_member_can_view_an_agent_but_not_edit_it(app: WebApp, server: Rim) -> None:
+    token = server.member("maria")
+    page = app.open_window("/agents/ada")
+    page.get_by_role("button", name="Signed in as owner").click()
     page.get_by_role("menuitem", name="Sign out").click()
-    page.get_by_label("Code").fill(rim.do("token.code", as_=token)["code"])
+    page.get_by_label("Sign-in code").fill(server.do("token.code", as_=token)["code"])
     page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_text("You may look at this, and not change it.")).to_be_visible()
+    expect(page.get_by_text("You can view these settings, but not change them.")).to_be_visible()
     expect(page.get_by_label("Description", exact=True)).to_be_disabled()
     expect(page.get_by_role("link", name="Files", exact=True)).to_have_count(0)
-    page.goto(f"{rim.address}/agents")
+    page.goto(f"{server.address}/agents")
     expect(card(page, "ada")).to_be_visible()
-    expect(page.get_by_role("button", name="New agent")).to_have_count(0)
-    front.complaints.clear()  # of what was refused, which was meant
+    expect(page.get_by_role("button", name="Create agent")).to_have_count(0)
+    app.console_errors.clear()  # the refused requests were expected
 
 
-def _hash(rim: Rim, name: str) -> str:
-    return rim.do("agent.file", name=name, path="SOUL.md")["hash"]
+def _read_file_hash(server: Rim, name: str) -> str:
+    return server.do("agent.file", name=name, path="SOUL.md")["hash"]

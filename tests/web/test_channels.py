@@ -1,5 +1,6 @@
-"""The doors in the page: lines to the outside and how they fare, who answers there, who waits to be let in, who is who,
-and what the house stumbled over. The house is real, and so is what stands for Telegram."""
+"""The Channels screen: connectors, routing, access requests, identities and unprocessed messages.
+
+The server is real and connects to a fake Telegram."""
 
 from __future__ import annotations
 
@@ -9,309 +10,314 @@ from typing import Any
 import pytest
 from api.tcp_server import Rim
 from playwright.sync_api import Locator, Page, expect
-from web.browser import Front, scrolls_sideways, settling, violations
-from web.channels_instance import NOOR, Street, open_house, open_street, stumble
-from web.test_server_settings import dialog, kept_nowhere
+from web.browser import WebApp, find_violations, scrolls_sideways, track_requests
+from web.channels_instance import NOOR, FakeTelegramUsers, add_poison_message, open_channels_server, open_fake_telegram
+from web.test_server_settings import dialog, is_secret_gone
 
-from retinue.testing.waiting import wait_until_sync
+from retinue.testing.wait_conditions import wait_until_sync
 
-PARTS = ("", "/bindings", "/requests", "/people", "/aside")
+SECTIONS = ("", "/routing", "/requests", "/identities", "/unprocessed")
 HOSTILE = "<img src=x onerror=alert(1)> \u202eronn"
 
 
 @pytest.fixture(scope="module")
-def street() -> Iterator[Street]:
-    with open_street() as opened:
+def telegram() -> Iterator[FakeTelegramUsers]:
+    with open_fake_telegram() as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def rim(tmp_path_factory: pytest.TempPathFactory, street: Street) -> Iterator[Rim]:
-    with open_house(tmp_path_factory.mktemp("doors"), street) as opened:
-        opened.do("agent.register", name="porter", model="guide", description="Opens the door")
+def server(tmp_path_factory: pytest.TempPathFactory, telegram: FakeTelegramUsers) -> Iterator[Rim]:
+    with open_channels_server(tmp_path_factory.mktemp("channels"), telegram) as opened:
+        opened.do("agent.register", name="porter", model="guide", description="Answers senders")
         yield opened
 
 
 @pytest.fixture(autouse=True)
-def decided(rim: Rim) -> None:
-    """Nothing waits that another test left: no request, no one who was let in, no message that was set aside."""
-    known = rim.do("pairing.list")
+def no_pending_items(server: Rim) -> None:
+    """Remove what another test left: access requests, accepted senders and poison messages."""
+    known = server.do("pairing.list")
     for each in known["pairings"]:
         if each["state"] == "waiting":
-            rim.do("pairing.refuse", which=each["id"])
+            server.do("pairing.refuse", which=each["id"])
     for each in known["admitted"]:
-        rim.do("pairing.dismiss", connector=each["connector"], speaker=each["speaker"])
-    for each in rim.do("set-aside.list")["set-aside"]:
-        rim.do("set-aside.drop", id=each["id"])
+        server.do("pairing.dismiss", connector=each["connector"], speaker=each["speaker"])
+    for each in server.do("set-aside.list")["set-aside"]:
+        server.do("set-aside.drop", id=each["id"])
 
 
-def row(page: Page, listed: str, words: str) -> Locator:
-    return page.get_by_role("list", name=listed).get_by_role("listitem").filter(has_text=words)
+def row(page: Page, list_name: str, text: str) -> Locator:
+    return page.get_by_role("list", name=list_name).get_by_role("listitem").filter(has_text=text)
 
 
-def open_part(front: Front, part: str = "", **options: Any) -> Page:
-    page = front.window(f"/doors{part}", **options)
-    expect(page.get_by_role("heading", level=1, name="Doors")).to_be_visible()
+def open_section(app: WebApp, section: str = "", **options: Any) -> Page:
+    page = app.open_window(f"/channels{section}", **options)
+    expect(page.get_by_role("heading", level=1, name="Channels")).to_be_visible()
     return page
 
 
-def waits(front: Front, street: Street, id_: int, name: str) -> dict[str, Any]:
-    """A stranger writes, and stands before the door."""
-    somebody = street.meet(id_, name)
-    street.says("Hello?", somebody)
-    page = open_part(front, "/requests")
-    expect(row(page, "Who wants to be let in", str(id_))).to_be_visible()
+def add_access_request(app: WebApp, telegram: FakeTelegramUsers, id_: int, name: str) -> dict[str, Any]:
+    """An unknown user writes and waits for access."""
+    user = telegram.add_user(id_, name)
+    telegram.send_message("Hello?", user)
+    page = open_section(app, "/requests")
+    expect(row(page, "Access requests", str(id_))).to_be_visible()
     page.context.close()
-    return somebody
+    return user
 
 
-def test_a_line_says_how_it_fares_and_why(front: Front) -> None:
-    page = front.window("/runs")  # no field takes the focus there
+def test_a_connector_shows_its_state_and_the_reason(app: WebApp) -> None:
+    page = app.open_window("/runs")  # no field has the focus there
     expect(page.get_by_role("heading", level=1, name="Runs")).to_be_visible()
     page.keyboard.press("g")
     page.keyboard.press("d")
-    expect(page).to_have_url(f"{front.rim.address}/doors")
+    expect(page).to_have_url(f"{app.server.address}/channels")
     family = row(page, "Connectors", "family")
-    expect(family).to_contain_text("listening")
-    expect(family).to_contain_text("whom you let in")
-    street = row(page, "Connectors", "street")
-    expect(street).to_contain_text("needs you")
-    expect(street).to_contain_text("token")
-    expect(street).to_contain_text("Tried again")
-    expect(street).to_contain_text("Nothing was heard or delivered since the house was opened.")
-    expect(row(page, "Connectors", "work")).to_contain_text("off")
+    expect(family).to_contain_text("connected")
+    expect(family).to_contain_text("senders you accepted")
+    public = row(page, "Connectors", "public")
+    expect(public).to_contain_text("action required")
+    expect(public).to_contain_text("token")
+    expect(public).to_contain_text("Next attempt")
+    expect(public).to_contain_text("No message was received or sent since the server started.")
+    expect(row(page, "Connectors", "work")).to_contain_text("disabled")
 
 
-def test_a_door_that_is_open_to_everyone_is_warned_of(front: Front) -> None:
-    page = open_part(front)
-    warning = page.get_by_role("region", name="A door stands open")
-    expect(warning).to_contain_text("Everyone who finds street may write to it in person.")
+def test_open_access_shows_a_warning(app: WebApp) -> None:
+    page = open_section(app)
+    warning = page.get_by_role("region", name="Open access")
+    expect(warning).to_contain_text("Everyone can send direct messages to public.")
     expect(warning).not_to_contain_text("family")
-    warning.get_by_role("link", name="What the doctor says").click()
-    expect(page).to_have_url(f"{front.rim.address}/house/doctor")
+    warning.get_by_role("link", name="Open doctor").click()
+    expect(page).to_have_url(f"{app.server.address}/settings/doctor")
 
 
-def test_a_connector_is_tested_at_its_place(front: Front) -> None:
-    page = open_part(front)
-    page.get_by_role("button", name="Test family").click()
+def test_a_connection_test_shows_its_result(app: WebApp) -> None:
+    page = open_section(app)
+    page.get_by_role("button", name="Test connection of family").click()
     expect(row(page, "Connectors", "family").get_by_role("status")).to_contain_text("house_bot")
-    page.get_by_role("button", name="Test street").click()
-    expect(row(page, "Connectors", "street").get_by_role("status")).to_contain_text("Try:")
+    page.get_by_role("button", name="Test connection of public").click()
+    expect(row(page, "Connectors", "public").get_by_role("status")).to_contain_text("Try:")
 
 
-def test_a_stranger_is_seen_at_once_and_let_in_by_the_code_they_were_shown(front: Front, street: Street) -> None:
-    page = open_part(front, "/requests")
-    page.add_init_script("window.setInterval = () => 0")  # it does not look by itself: it is told
+def test_an_access_request_appears_live_and_is_accepted_by_its_code(app: WebApp, telegram: FakeTelegramUsers) -> None:
+    page = open_section(app, "/requests")
+    page.add_init_script("window.setInterval = () => 0")  # no polling: only events update it
     page.reload()
-    expect(page.get_by_text("Nobody waits")).to_be_visible()
-    zoe = street.meet(5001, "Zoe")
-    street.says("Is anybody there?", zoe)
-    waiting = row(page, "Who wants to be let in", "5001")
+    expect(page.get_by_text("No access requests")).to_be_visible()
+    zoe = telegram.add_user(5001, "Zoe")
+    telegram.send_message("Is anybody there?", zoe)
+    waiting = row(page, "Access requests", "5001")
     expect(waiting).to_contain_text("Zoe")
     expect(
-        page.get_by_role("navigation", name="Parts of the doors").get_by_role("link", name="Let in")
+        page.get_by_role("navigation", name="Sections of Channels").get_by_role("link", name="Access requests")
     ).to_contain_text("1")
     code = waiting.locator("code").inner_text().replace(" ", "")
-    assert any(code in text for text in street.texts(zoe))
-    page.get_by_role("button", name="Let in Zoe").click()
-    box = dialog(page, "Let in Zoe")
-    expect(box).to_contain_text("may then write at family")
-    box.get_by_role("button", name="Let in").click()
+    assert any(code in text for text in telegram.bot_texts(zoe))
+    page.get_by_role("button", name="Accept Zoe").click()
+    box = dialog(page, "Accept Zoe")
+    expect(box).to_contain_text("can then write on family")
+    box.get_by_role("button", name="Accept").click()
     expect(waiting).to_have_count(0)
-    expect(row(page, "Who was let in", "5001")).to_contain_text("Zoe")
-    expect(row(page, "Who was let in", "5001")).to_contain_text("by owner")
-    street.says("And now?", zoe)
-    street.until(lambda: len(street.texts(zoe)) > 1)
+    expect(row(page, "Accepted senders", "5001")).to_contain_text("Zoe")
+    expect(row(page, "Accepted senders", "5001")).to_contain_text("by owner")
+    telegram.send_message("And now?", zoe)
+    telegram.wait_until(lambda: len(telegram.bot_texts(zoe)) > 1)
     page.get_by_role("link", name="Connectors").click()
     family = row(page, "Connectors", "family")
-    expect(family).to_contain_text("Last delivered")
-    expect(family).not_to_contain_text("not yet")
-    page.get_by_role("link", name="Let in").click()
-    page.get_by_role("button", name="Show out 5001").click()
-    dialog(page, "Show out 5001?").get_by_role("button", name="Show out").click()
-    expect(page.get_by_text("Nobody was let in by a code.")).to_be_visible()
+    expect(family).to_contain_text("Last sent")
+    expect(family).not_to_contain_text("never")
+    page.get_by_role("link", name="Access requests").click()
+    page.get_by_role("button", name="Revoke access of 5001").click()
+    dialog(page, "Revoke access of 5001?").get_by_role("button", name="Revoke access").click()
+    expect(page.get_by_text("No sender was accepted with a code yet.")).to_be_visible()
 
 
-def test_a_stranger_is_refused_with_the_keyboard_and_a_name_is_only_a_name(front: Front, street: Street) -> None:
-    waits(front, street, 5002, HOSTILE)
-    page = open_part(front, "/requests")
-    waiting = row(page, "Who wants to be let in", "5002")
+def test_an_access_request_is_refused_by_keyboard_and_its_name_is_plain_text(
+    app: WebApp, telegram: FakeTelegramUsers
+) -> None:
+    add_access_request(app, telegram, 5002, HOSTILE)
+    page = open_section(app, "/requests")
+    waiting = row(page, "Access requests", "5002")
     expect(waiting).to_contain_text("<img src=x")
     expect(waiting).not_to_contain_text("\u202e")
     waiting.get_by_role("button", name="Refuse").focus()
     page.keyboard.press("Enter")
     expect(waiting).to_have_count(0)
-    page.get_by_text("Decided before").click()
-    expect(row(page, "Decided before", "5002")).to_contain_text("refused")
+    page.get_by_text("Past requests").click()
+    expect(row(page, "Past requests", "5002")).to_contain_text("refused")
 
 
-def test_one_who_is_let_in_as_a_person_of_the_house_is_that_person(front: Front, street: Street) -> None:
-    waits(front, street, 5003, "Maria at work")
-    page = open_part(front, "/requests")
-    page.get_by_role("button", name="Let in Maria at work").click()
-    box = dialog(page, "Let in Maria at work")
-    box.get_by_label("Who they are in this house").select_option("owner")
-    expect(box).to_contain_text("may do everything")
-    box.get_by_role("button", name="Let in").click()
-    expect(row(page, "Who wants to be let in", "5003")).to_have_count(0)
-    page.get_by_role("link", name="Who is who").click()
-    expect(row(page, "Who is who", "5003")).to_contain_text("owner")
+def test_a_sender_accepted_as_a_person_becomes_an_identity_of_that_person(
+    app: WebApp, telegram: FakeTelegramUsers
+) -> None:
+    add_access_request(app, telegram, 5003, "Maria at work")
+    page = open_section(app, "/requests")
+    page.get_by_role("button", name="Accept Maria at work").click()
+    box = dialog(page, "Accept Maria at work")
+    box.get_by_label("Person").select_option("owner")
+    expect(box).to_contain_text("can do everything")
+    box.get_by_role("button", name="Accept").click()
+    expect(row(page, "Access requests", "5003")).to_have_count(0)
+    page.get_by_role("link", name="Identities").click()
+    expect(row(page, "Identities", "5003")).to_contain_text("owner")
 
 
-def test_a_person_is_linked_by_the_id_that_stays_and_unlinked_again(front: Front) -> None:
-    page = open_part(front, "/people")
+def test_an_identity_is_linked_by_its_permanent_id_and_unlinked(app: WebApp) -> None:
+    page = open_section(app, "/identities")
     page.keyboard.press("n")
-    box = dialog(page, "Link an id")
+    box = dialog(page, "Link identity")
     expect(box.get_by_label("Person")).to_have_value("owner")
-    box.get_by_label("Service").fill("telegram")
-    box.get_by_label("Id there").fill("@noor")
+    box.get_by_label("Platform", exact=True).fill("telegram")
+    box.get_by_label("Platform id").fill("@noor")
     box.get_by_role("button", name="Link").click()
     expect(box.get_by_role("alert")).to_contain_text("is a username")
-    front.complaints.clear()  # of the refusal, which was meant
-    box.get_by_label("Id there").fill("6001")
+    app.console_errors.clear()  # the refused request was expected
+    box.get_by_label("Platform id").fill("6001")
     box.get_by_role("button", name="Link").click()
-    expect(row(page, "Who is who", "6001")).to_contain_text("owner")
+    expect(row(page, "Identities", "6001")).to_contain_text("owner")
     page.get_by_role("button", name="Unlink 6001 from owner").click()
     dialog(page, "Unlink 6001?").get_by_role("button", name="Unlink").click()
-    expect(row(page, "Who is who", "6001")).to_have_count(0)
+    expect(row(page, "Identities", "6001")).to_have_count(0)
 
 
-def test_bindings_stand_in_the_order_in_which_they_count(front: Front) -> None:
-    page = open_part(front, "/bindings")
-    page.get_by_role("button", name="Bind an agent").click()
-    box = dialog(page, "Who answers where")
+def test_bindings_are_listed_most_specific_first(app: WebApp) -> None:
+    page = open_section(app, "/routing")
+    page.get_by_role("button", name="Add binding").click()
+    box = dialog(page, "Add binding")
     box.get_by_label("Agent", exact=True).select_option("guide")
     box.get_by_label("Connector").select_option("telegram")
-    box.get_by_role("button", name="Bind").click()
-    expect(row(page, "Who answers where", "telegram")).to_contain_text("every account")
-    page.get_by_role("button", name="Bind an agent").click()
+    box.get_by_role("button", name="Save").click()
+    expect(row(page, "Routing", "telegram")).to_contain_text("platform")
+    page.get_by_role("button", name="Add binding").click()
     box.get_by_label("Agent", exact=True).select_option("porter")
     box.get_by_label("Connector").select_option("family")
-    box.get_by_label("Only in this room").fill("-100200")
-    box.get_by_text("Narrower still").click()
+    box.get_by_label("Channel or person id").fill("-100200")
+    box.get_by_text("More conditions").click()
     box.get_by_role("checkbox", name="guide").check()
-    box.get_by_role("button", name="Bind").click()
-    lines = page.get_by_role("list", name="Who answers where").get_by_role("listitem")
-    expect(lines).to_have_count(3)
-    expect(lines.nth(0)).to_contain_text("family, room -100200")
-    expect(lines.nth(0)).to_contain_text("Matched by: room")
-    expect(lines.nth(0)).to_contain_text("porter")
-    expect(lines.nth(0)).to_contain_text("also")
-    expect(lines.nth(1)).to_contain_text("guide")
-    expect(lines.nth(2)).to_contain_text("the default agent")
-    page.get_by_role("button", name="Remove: telegram", exact=True).click()
-    dialog(page, "Nobody in particular at telegram?").get_by_role("button", name="Remove").click()
-    expect(lines).to_have_count(2)
+    box.get_by_role("button", name="Save").click()
+    bindings = page.get_by_role("list", name="Routing").get_by_role("listitem")
+    expect(bindings).to_have_count(3)
+    expect(bindings.nth(0)).to_contain_text("family, channel -100200")
+    expect(bindings.nth(0)).to_contain_text("Matched by: channel")
+    expect(bindings.nth(0)).to_contain_text("porter")
+    expect(bindings.nth(0).get_by_text("and", exact=True)).to_be_visible()
+    expect(bindings.nth(1)).to_contain_text("guide")
+    expect(bindings.nth(2)).to_contain_text("Default agent")
+    page.get_by_role("button", name="Remove binding: telegram", exact=True).click()
+    dialog(page, "Remove the binding for telegram?").get_by_role("button", name="Remove binding").click()
+    expect(bindings).to_have_count(2)
 
 
-def test_what_was_set_aside_is_taken_in_after_all_or_let_go(front: Front) -> None:
-    front.rim.do("identity.link", person="owner", service="telegram", id=str(NOOR["id"]))
-    stumble(front.rim, "What about the picnic?", message_id="9001", because="a file of it could not be read")
-    stumble(front.rim, "And this?", message_id="9002", because="the tables were turned")
-    page = open_part(front, "/aside")
-    expect(row(page, "Set aside", "9001")).to_contain_text("a file of it could not be read")
-    expect(row(page, "Set aside", "9001")).to_contain_text("tried 3 times")
-    page.get_by_role("button", name="Try again: message 9001").click()
-    expect(row(page, "Set aside", "9001")).to_have_count(0)
-    assert front.rim.process.envelopes_with("What about the picnic?")
-    page.get_by_role("button", name="Let go of message 9002").click()
-    dialog(page, "Let go of this message?").get_by_role("button", name="Let go").click()
-    expect(page.get_by_text("Nothing was set aside")).to_be_visible()
-    page.get_by_label("Also those that are done with").check()
-    expect(row(page, "Set aside", "9001")).to_contain_text("taken in")
-    expect(row(page, "Set aside", "9002")).to_contain_text("let go")
+def test_an_unprocessed_message_is_retried_or_deleted(app: WebApp) -> None:
+    app.server.do("identity.link", person="owner", service="telegram", id=str(NOOR["id"]))
+    add_poison_message(
+        app.server, "What about the picnic?", message_id="9001", because="a file of it could not be read"
+    )
+    add_poison_message(app.server, "And this?", message_id="9002", because="the database was locked")
+    page = open_section(app, "/unprocessed")
+    expect(row(page, "Unprocessed messages", "9001")).to_contain_text("a file of it could not be read")
+    expect(row(page, "Unprocessed messages", "9001")).to_contain_text("3 attempts")
+    page.get_by_role("button", name="Retry message 9001").click()
+    expect(row(page, "Unprocessed messages", "9001")).to_have_count(0)
+    assert app.server.process.envelopes_with("What about the picnic?")
+    page.get_by_role("button", name="Delete message 9002").click()
+    dialog(page, "Delete this message?").get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("No unprocessed messages")).to_be_visible()
+    page.get_by_label("Show resolved messages").check()
+    expect(row(page, "Unprocessed messages", "9001")).to_contain_text("processed")
+    expect(row(page, "Unprocessed messages", "9002")).to_contain_text("deleted")
 
 
-def test_a_connector_is_added_turned_off_and_removed_and_its_secret_is_kept_by_the_house_alone(front: Front) -> None:
+def test_a_connector_is_added_disabled_and_removed_and_its_secret_is_not_kept_in_the_browser(app: WebApp) -> None:
     secret = "whsec_" + "c2VjcmV0IG9mIHR3byBzaWRlcyBvZiBvbmUgZG9vcg=="
-    page = open_part(front)
+    page = open_section(app)
     page.keyboard.press("n")
-    box = dialog(page, "Connect an account")
-    box.get_by_label("What it speaks").select_option("webhook")
-    box.get_by_label("What to call it here").fill("builds")
-    box.get_by_label("The secret that both sides share").fill(secret)
-    box.get_by_role("button", name="Connect").click()
+    box = dialog(page, "Add connector")
+    box.get_by_label("Platform").select_option("webhook")
+    box.get_by_label("Name", exact=True).fill("builds")
+    box.get_by_label("Shared secret").fill(secret)
+    box.get_by_role("button", name="Create").click()
     done = dialog(page, "builds is connected")
-    expect(done).to_contain_text("What to do next")
-    assert kept_nowhere(page, secret)
-    done.get_by_role("button", name="Done").click()
+    expect(done).to_contain_text("Next steps")
+    assert is_secret_gone(page, secret)
+    done.get_by_role("button", name="Close").last.click()  # the first is the icon of the dialog
     builds = row(page, "Connectors", "builds")
-    expect(builds).to_contain_text("listening")
-    menu = builds.get_by_role("button", name="What to do with builds")
+    expect(builds).to_contain_text("connected")
+    menu = builds.get_by_role("button", name="Actions for builds")
     menu.click()
-    page.get_by_role("menuitem", name="Settings").click()
+    page.get_by_role("menuitem", name="Show settings").click()
     shown = dialog(page, "Settings of builds")
     expect(shown).to_contain_text("secret_file")
     expect(shown).not_to_contain_text(secret)
     page.keyboard.press("Escape")
     menu.click()
-    page.get_by_role("menuitem", name="Turn off").click()
-    expect(builds).to_contain_text("off")
+    page.get_by_role("menuitem", name="Disable").click()
+    expect(builds).to_contain_text("disabled")
     menu.click()
     page.get_by_role("menuitem", name="Remove").click()
     dialog(page, "Remove builds?").get_by_role("button", name="Remove").click()
     expect(builds).to_have_count(0)
 
 
-def test_a_place_that_does_not_let_us_in_is_told_of_before_anything_is_written(front: Front) -> None:
-    page = open_part(front)
-    page.get_by_role("button", name="Connect", exact=True).click()
-    box = dialog(page, "Connect an account")
-    box.get_by_label("What it speaks").select_option("irc")
-    box.get_by_label("What to call it here").fill("nobody")
-    box.get_by_label("Which server?").fill("127.0.0.1")
-    box.get_by_label("On which port?").fill("1")
-    box.get_by_role("button", name="Connect").click()
+def test_a_connector_that_cannot_connect_is_not_added(app: WebApp) -> None:
+    page = open_section(app)
+    page.get_by_role("button", name="Add connector", exact=True).click()
+    box = dialog(page, "Add connector")
+    box.get_by_label("Platform").select_option("irc")
+    box.get_by_label("Name", exact=True).fill("unreachable")
+    box.get_by_label("Server", exact=True).fill("127.0.0.1")
+    box.get_by_label("Port").fill("1")
+    box.get_by_role("button", name="Create").click()
     expect(box.get_by_role("alert")).to_contain_text("was not added")
-    front.complaints.clear()  # of the refusal, which was meant
-    assert "nobody" not in [each["name"] for each in front.rim.do("connector.list")["connectors"]]
+    app.console_errors.clear()  # the refused request was expected
+    assert "unreachable" not in [each["name"] for each in app.server.do("connector.list")["connectors"]]
 
 
-def until_it(rim: Rim, connector: str, is_: str) -> None:
+def wait_for_state(server: Rim, connector: str, state: str) -> None:
     def states() -> dict[str, str]:
-        return {each["name"]: each["state"] for each in rim.do("connector.list")["connectors"]}
+        return {each["name"]: each["state"] for each in server.do("connector.list")["connectors"]}
 
-    wait_until_sync(lambda: states()[connector] == is_, f"{connector} is {is_}", describe=states)
+    wait_until_sync(lambda: states()[connector] == state, f"{connector} is {state}", describe=states)
 
 
-def test_a_line_that_breaks_says_when_it_is_tried_again_and_is_well_again_by_itself(
-    front: Front, street: Street
-) -> None:
-    page = open_part(front, turns_clock=True)
+def test_a_failed_connection_shows_its_next_attempt_and_recovers(app: WebApp, telegram: FakeTelegramUsers) -> None:
+    page = open_section(app, fake_clock=True)
     family = row(page, "Connectors", "family")
-    street.call(street.telegram.stop)
-    until_it(front.rim, "family", "waiting")
-    page.clock.fast_forward("00:15")  # the page has no news of it, and looks by itself
-    expect(family).to_contain_text("Tried again")
+    telegram.run_on_loop(telegram.server.stop)
+    wait_for_state(app.server, "family", "waiting")
+    page.clock.fast_forward("00:15")  # there is no event for it, so the screen polls
+    expect(family).to_contain_text("Next attempt")
     expect(family).to_contain_text("in a row")
-    street.call(street.telegram.start)
-    street.says("Are you there again?", street.meet(5200, "Otto"))
-    until_it(front.rim, "family", "listening")
+    telegram.run_on_loop(telegram.server.start)
+    telegram.send_message("Are you there again?", telegram.add_user(5200, "Otto"))
+    wait_for_state(app.server, "family", "listening")
     wait_until_sync(
-        lambda: "5200" in [each["speaker"] for each in front.rim.do("pairing.list")["pairings"]], "it was heard"
+        lambda: "5200" in [each["speaker"] for each in app.server.do("pairing.list")["pairings"]],
+        "the message was received",
     )
     page.clock.fast_forward("00:15")
-    expect(family).to_contain_text("listening")
-    expect(family).not_to_contain_text("Tried again")
+    expect(family).to_contain_text("connected")
+    expect(family).not_to_contain_text("Next attempt")
 
 
 @pytest.mark.parametrize(("size", "theme"), [("laptop", "light"), ("phone", "dark")])
-def test_every_part_of_the_doors_can_be_used_by_anyone(front: Front, street: Street, size: str, theme: str) -> None:
-    somebody = street.meet(5100, "Somebody with quite a long name who wants to be let in")
-    street.says("Hello?", somebody)
-    stumble(front.rim, "x", message_id="9100", because="a-word-without-any-room-to-break-" * 6)
-    page = open_part(front, "/requests", size=size, theme=theme)
-    expect(row(page, "Who wants to be let in", "5100")).to_be_visible()
-    settle, found = settling(page), dict[str, list[str]]()
-    for part in PARTS:
-        page.goto(f"{front.rim.address}/doors{part}")
-        expect(page.get_by_role("heading", level=1, name="Doors")).to_be_visible()
-        settle()
-        found[part] = violations(page) + (["scrolls sideways"] if scrolls_sideways(page) else [])
-    for part, opener in (("", "Connect"), ("/bindings", "Bind an agent"), ("/people", "Link an id")):
-        page.goto(f"{front.rim.address}/doors{part}")
+def test_the_channels_screens_are_accessible(app: WebApp, telegram: FakeTelegramUsers, size: str, theme: str) -> None:
+    user = telegram.add_user(5100, "Somebody with quite a long name who asks for access")
+    telegram.send_message("Hello?", user)
+    add_poison_message(app.server, "x", message_id="9100", because="a-word-without-any-room-to-break-" * 6)
+    page = open_section(app, "/requests", size=size, theme=theme)
+    expect(row(page, "Access requests", "5100")).to_be_visible()
+    wait_until_settled, found = track_requests(page), dict[str, list[str]]()
+    for section in SECTIONS:
+        page.goto(f"{app.server.address}/channels{section}")
+        expect(page.get_by_role("heading", level=1, name="Channels")).to_be_visible()
+        wait_until_settled()
+        found[section] = find_violations(page) + (["scrolls sideways"] if scrolls_sideways(page) else [])
+    for section, opener in (("", "Add connector"), ("/routing", "Add binding"), ("/identities", "Link identity")):
+        page.goto(f"{app.server.address}/channels{section}")
         page.get_by_role("button", name=opener, exact=True).click()
         expect(page.get_by_role("dialog")).to_be_visible()
-        settle()
-        found[f"{part} {opener}"] = violations(page) + (["scrolls sideways"] if scrolls_sideways(page) else [])
-    assert {part: what for part, what in found.items() if what} == {}
+        wait_until_settled()
+        found[f"{section} {opener}"] = find_violations(page) + (["scrolls sideways"] if scrolls_sideways(page) else [])
+    assert {section: what for section, what in found.items() if what} == {}

@@ -1,5 +1,4 @@
-"""Work that agents hand to one another: as trees in the live house, in the conversations it was asked in and done in,
-and a person who goes on with another agent."""
+"""Delegations in the Activity screen and in conversations, switching to another agent, and the system prompt."""
 
 from __future__ import annotations
 
@@ -14,27 +13,38 @@ from typing import Any
 import pytest
 from api.tcp_server import Rim
 from playwright.sync_api import Locator, Page, expect
-from web.browser import Front, scrolls_sideways, violations
-from web.chat_actions import choose, composer, lines, new_session, open_talk, own, replies, say, send, until_quiet
-from web.test_activity import begin
+from web.browser import WebApp, find_violations, scrolls_sideways
+from web.chat_actions import (
+    choose_menu_item,
+    composer,
+    create_session,
+    message_log,
+    open_chat,
+    own_messages,
+    replies,
+    send_by_api,
+    type_message,
+    wait_until_idle,
+)
+from web.test_activity import start_session
 
 HOSTILE = '<img src=x onerror="alert(1)"> [click](javascript:alert(1)) \u202eallow'
 SLOW = "slow 300"
 
 
-def call(tool: str, **arguments: Any) -> str:
+def tool_call(tool: str, **arguments: Any) -> str:
     return f"call {tool} {json.dumps(arguments)}"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def staff(rim: Rim) -> None:
+def agents(server: Rim) -> None:
     for name in ("bo", "cy"):
-        rim.do("agent.register", name=name, model="guide", delegation_depth_max=3)
-    rim.do("agent.set", name="guide", delegation_depth_max=3)
+        server.do("agent.register", name=name, model="guide", delegation_depth_max=3)
+    server.do("agent.set", name="guide", delegation_depth_max=3)
 
 
-def handed(rim: Rim, session: str = "") -> list[dict[str, Any]]:
-    return rim.do("delegation.list", session=session)["delegations"]
+def list_delegations(server: Rim, session: str = "") -> list[dict[str, Any]]:
+    return server.do("delegation.list", session=session)["delegations"]
 
 
 def tree(page: Page, name: str) -> Locator:
@@ -42,15 +52,15 @@ def tree(page: Page, name: str) -> Locator:
 
 
 @contextmanager
-def outside() -> Iterator[str]:
-    """A page that somebody else wrote."""
+def serve_external_page() -> Iterator[str]:
+    """Serve a page with untrusted content; its host and port."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.send_header("content-type", "text/plain")
             self.end_headers()
-            self.wfile.write(b"Words of a stranger.")
+            self.wfile.write(b"Untrusted text.")
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -65,193 +75,195 @@ def outside() -> Iterator[str]:
             thread.join()
 
 
-def test_a_tree_grows_is_stopped_at_its_root_and_stays_to_be_read(front: Front) -> None:
-    page = front.window("/live/handed")
-    # Two links of the chain, and one that sits at the end of it.
-    inner = call("agents_message", agentId="cy", content=SLOW)
-    session, _ = begin(front.rim, "guide", call("agents_message", agentId="bo", content=inner), "Take stock")
+def test_stopping_a_delegation_stops_its_whole_tree(app: WebApp) -> None:
+    page = app.open_window("/activity/delegated")
+    # A chain of two delegations: guide to bo, bo to cy.
+    inner = tool_call("agents_message", agentId="cy", content=SLOW)
+    session, _ = start_session(
+        app.server, "guide", tool_call("agents_message", agentId="bo", content=inner), "Take stock"
+    )
     shown = tree(page, "Take stock")
     top = shown.locator("[data-delegation]").filter(has_text="asked bo")
-    under = shown.get_by_role("list", name="What bo handed on")
-    expect(top).to_contain_text("waits for another")
+    under = shown.get_by_role("list", name="Delegated by bo")
+    expect(top).to_contain_text("waiting for an agent")
     expect(under).to_contain_text("asked cy")
-    expect(under).to_contain_text("at work")
-    expect(page.get_by_role("link", name="Handed on")).to_contain_text("2")
-    assert violations(page) == []
-    phone = front.window("/live/handed", size="phone", theme="dark")
+    expect(under).to_contain_text("working")
+    expect(page.get_by_role("link", name="Delegated")).to_contain_text("2")
+    assert find_violations(page) == []
+    phone = app.open_window("/activity/delegated", size="phone", theme="dark")
     expect(tree(phone, "Take stock")).to_contain_text("asked cy")
     assert not scrolls_sideways(phone)
-    assert violations(phone) == []
+    assert find_violations(phone) == []
 
     page.get_by_role("button", name="Stop bo: call agents_message").click()
     for window in (page, phone):
         badges = tree(window, "Take stock").get_by_text("stopped", exact=True)
         expect(badges).to_have_count(2)
         expect(window.get_by_role("button", name="Stop bo")).to_have_count(0)
-    assert {each["stands"] for each in handed(front.rim, session)} == {"stopped"}
-    page.get_by_role("checkbox", name="Only what is open").check()
-    expect(page.get_by_text("Nothing is open")).to_be_visible()
-    page.get_by_role("checkbox", name="Only what is open").uncheck()
+    assert {each["stands"] for each in list_delegations(app.server, session)} == {"stopped"}
+    page.get_by_role("checkbox", name="Show open only").check()
+    expect(page.get_by_text("No open delegations")).to_be_visible()
+    page.get_by_role("checkbox", name="Show open only").uncheck()
     shown.get_by_role("link", name=f"Conversation of cy: {SLOW}").click()
-    expect(lines(page).get_by_role("article").first).to_contain_text(SLOW)
+    expect(message_log(page).get_by_role("article").first).to_contain_text(SLOW)
     page.go_back()
     shown.get_by_role("link", name=f"Run of cy: {SLOW}").click()
     expect(page).to_have_url(re.compile("/runs/"))
 
 
-def test_whoever_was_sent_out_is_seen_at_its_call_and_its_end_is_recognised(front: Front) -> None:
-    session = new_session(front)
-    page = open_talk(front, session)
-    say(page, call("sessions_spawn", task=f"echo {HOSTILE}", label="chairs"))
-    strip = lines(page).locator(".call [data-delegation]")
-    expect(strip).to_contain_text("sent out guide chairs")
-    expect(strip).to_contain_text("done")
-    told = lines(page).get_by_role("article").filter(has_text="sent out “chairs”")
-    expect(told).to_contain_text("is done")
-    expect(told.get_by_text("findings:")).to_be_hidden()
-    told.get_by_text("What guide reads of it").click()
-    expect(told.get_by_text("findings:")).to_be_visible()
-    expect(told).to_contain_text("onerror")
-    expect(told.locator("img")).to_have_count(0)
-    assert violations(page) == []
-    until_quiet(front, session)
-    [made] = handed(front.rim, session)
-    strip.get_by_role("link", name="Conversation of guide: chairs").click()
-    expect(page).to_have_url(re.compile(made["to"]))
-    asked = lines(page).get_by_role("article").first
-    expect(asked).to_contain_text("sent out “chairs”")
-    asked.get_by_role("link", name="Conversation of guide").click()
+def test_a_subagent_is_shown_at_its_call_and_its_result_is_marked(app: WebApp) -> None:
+    session = create_session(app)
+    page = open_chat(app, session)
+    type_message(page, tool_call("sessions_spawn", task=f"echo {HOSTILE}", label="chairs"))
+    row = message_log(page).locator(".call [data-delegation]")
+    expect(row).to_contain_text("started subagent guide chairs")
+    expect(row).to_contain_text("done")
+    notification = message_log(page).get_by_role("article").filter(has_text="started subagent “chairs”")
+    expect(notification).to_contain_text("done")
+    expect(notification.get_by_text("findings:")).to_be_hidden()
+    notification.get_by_text("Text for guide").click()
+    expect(notification.get_by_text("findings:")).to_be_visible()
+    expect(notification).to_contain_text("onerror")
+    expect(notification.locator("img")).to_have_count(0)
+    assert find_violations(page) == []
+    wait_until_idle(app, session)
+    [delegation] = list_delegations(app.server, session)
+    row.get_by_role("link", name="Conversation of guide: chairs").click()
+    expect(page).to_have_url(re.compile(delegation["to"]))
+    request = message_log(page).get_by_role("article").first
+    expect(request).to_contain_text("started subagent “chairs”")
+    request.get_by_role("link", name="Conversation of guide").click()
     expect(page).to_have_url(re.compile(session))
 
 
-def test_work_is_stopped_where_it_was_asked_and_the_card_says_so(front: Front) -> None:
-    session = new_session(front)
-    page = open_talk(front, session)
-    say(page, call("agents_message", agentId="bo", content=SLOW))
-    strip = lines(page).locator(".call [data-delegation]")
-    expect(strip).to_contain_text("at work")
-    expect(lines(page).get_by_text("guide waits for whom it has asked")).to_be_visible()
-    strip.get_by_role("button", name=f"Stop bo: {SLOW}").click()
-    expect(strip).to_contain_text("stopped")
-    until_quiet(front, session)
+def test_a_delegation_is_stopped_from_its_tool_call(app: WebApp) -> None:
+    session = create_session(app)
+    page = open_chat(app, session)
+    type_message(page, tool_call("agents_message", agentId="bo", content=SLOW))
+    row = message_log(page).locator(".call [data-delegation]")
+    expect(row).to_contain_text("working")
+    expect(message_log(page).get_by_text("Waiting for bo")).to_be_visible()
+    row.get_by_role("button", name=f"Stop bo: {SLOW}").click()
+    expect(row).to_contain_text("stopped")
+    wait_until_idle(app, session)
     expect(replies(page).last).to_contain_text("asked to")
 
 
-def test_mail_of_another_agent_is_told_apart_and_words_from_outside_are_marked(front: Front) -> None:
-    session = new_session(front)
-    front.rim.do("grant.add", agent="guide", permission="@web", because="it reads")
-    with outside() as host:
-        file = front.rim.process.home / "retinue.toml"
+def test_agent_messages_are_marked_and_untrusted_content_is_labeled(app: WebApp) -> None:
+    session = create_session(app)
+    app.server.do("grant.add", agent="guide", permission="@web", because="it reads")
+    with serve_external_page() as host:
+        file = app.server.process.home / "retinue.toml"
         file.write_text(f'{file.read_text()}\n[web]\nprivate_hosts = ["{host}"]\n')
-        front.rim.do("config.reload")
-        send(front, session, call("web_fetch", url=f"http://{host}/"))
-        until_quiet(front, session)
-    page = open_talk(front, session)
-    say(page, call("agents_message", agentId="cy", content="echo good day", mode="async"))
-    page.get_by_role("button", name="Allow once").click()  # words from outside get nothing done by themselves
-    answer = lines(page).get_by_role("article").filter(has=page.get_by_text("answers", exact=True))
+        app.server.do("config.reload")
+        send_by_api(app, session, tool_call("web_fetch", url=f"http://{host}/"))
+        wait_until_idle(app, session)
+    page = open_chat(app, session)
+    type_message(page, tool_call("agents_message", agentId="cy", content="echo good day", mode="async"))
+    page.get_by_role("button", name="Allow once").click()  # untrusted content requires approval
+    answer = message_log(page).get_by_role("article").filter(has=page.get_by_text("answer", exact=True))
     expect(answer.locator("header")).to_contain_text("cy")
     expect(answer.get_by_role("link", name="Conversation of cy")).to_be_visible()
-    until_quiet(front, session)
-    [made] = handed(front.rim, session)
-    page.goto(f"{front.rim.address}/chat/{made['to']}")
-    asked = lines(page).get_by_role("article").filter(has_text="echo good day").first
-    for words in ("guide", "asks", "From outside"):
-        expect(asked.locator("header")).to_contain_text(words)
-    expect(own(page, "echo good day")).to_have_count(0)
+    wait_until_idle(app, session)
+    [delegation] = list_delegations(app.server, session)
+    page.goto(f"{app.server.address}/chat/{delegation['to']}")
+    request = message_log(page).get_by_role("article").filter(has_text="echo good day").first
+    for section in ("guide", "request", "Untrusted"):
+        expect(request.locator("header")).to_contain_text(section)
+    expect(own_messages(page, "echo good day")).to_have_count(0)
 
 
 @pytest.mark.spec("A81")
-def test_a_person_goes_on_with_another_agent_takes_the_topic_along_and_comes_back(front: Front) -> None:
-    session = new_session(front, name="The offsite")
-    page = open_talk(front, session)
-    say(page, "echo the offsite is on Friday")
+def test_a_person_switches_to_another_agent_with_a_message_and_returns(app: WebApp) -> None:
+    session = create_session(app, name="The offsite")
+    page = open_chat(app, session)
+    type_message(page, "echo the offsite is on Friday")
     expect(replies(page)).to_have_text(["the offsite is on Friday"])
-    choose(page, "Go on with another agent…")
-    dialog = page.get_by_role("dialog", name="Go on with another agent")
-    topic = dialog.get_by_role("textbox", name="What to take along")
-    expect(topic).to_have_value("echo the offsite is on Friday")
-    expect(dialog.get_by_role("button", name="Go on", exact=True)).to_be_disabled()
+    choose_menu_item(page, "Switch to another agent…")
+    dialog = page.get_by_role("dialog", name="Switch to another agent")
+    message = dialog.get_by_role("textbox", name="Message")
+    expect(message).to_have_value("echo the offsite is on Friday")
+    expect(dialog.get_by_role("button", name="Switch", exact=True)).to_be_disabled()
     dialog.get_by_role("radio", name="bo").check()
-    topic.fill("echo which room\nfor the offsite?")
-    assert violations(page) == []
-    dialog.get_by_role("button", name="Go on with bo").click()
+    message.fill("echo which room\nfor the offsite?")
+    assert find_violations(page) == []
+    dialog.get_by_role("button", name="Switch to bo").click()
     expect(page).not_to_have_url(re.compile(session))
     expect(composer(page)).to_have_attribute("placeholder", "Message bo")
     expect(replies(page).last).to_contain_text("for the offsite?")
     there = page.url.rpartition("/")[2]
-    until_quiet(front, there)
+    wait_until_idle(app, there)
 
-    page.get_by_role("button", name="Back to guide…").click()
-    back = page.get_by_role("dialog", name="Back to guide")
-    back.get_by_role("button", name="Go back").click()
+    page.get_by_role("button", name="Return to guide…").click()
+    back = page.get_by_role("dialog", name="Return to guide")
+    back.get_by_role("button", name="Return").click()
     expect(page).to_have_url(re.compile(session))
-    note = lines(page).get_by_role("note").filter(has_text="For the agent, from bo")
-    say(page, "echo thank you")
+    note = message_log(page).get_by_role("note").filter(has_text="System message from bo")
+    type_message(page, "echo thank you")
     expect(replies(page).last).to_have_text("thank you")
     expect(note).to_contain_text("which room")
 
     page.keyboard.press("Control+k")
-    page.get_by_role("combobox").fill("go on with cy")
+    page.get_by_role("combobox").fill("switch to cy")
     page.keyboard.press("Enter")
     expect(dialog.get_by_role("radio", name="cy")).to_be_checked()
     page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
 
 
-def test_what_an_agent_is_told_is_read_by_section_and_what_changed_is_seen(front: Front, rim: Rim) -> None:
-    rim.do("agent.register", name="dee", model="guide", instructions="You count chairs.")
-    session, _ = begin(rim, "dee", "echo hello", "Chairs of dee")
-    until_quiet(front, session)
-    page = front.window("/agents/dee/instructions")
-    shown = page.get_by_role("region", name="What it is told")
+def test_the_system_prompt_is_shown_by_section_with_its_changes(app: WebApp, server: Rim) -> None:
+    server.do("agent.register", name="dee", model="guide", instructions="You count chairs.")
+    session, _ = start_session(server, "dee", "echo hello", "Chairs of dee")
+    wait_until_idle(app, session)
+    page = app.open_window("/agents/dee/instructions")
+    shown = page.get_by_role("region", name="System prompt")
     shown.get_by_text("identity", exact=True).click()
-    words = page.get_by_role("region", name="identity", exact=True)
-    expect(words).to_contain_text("You count chairs.")
+    section = page.get_by_role("region", name="identity", exact=True)
+    expect(section).to_contain_text("You count chairs.")
     expect(shown).to_contain_text(re.compile(r"[\d,]+ tokens in \d+ sections"))
-    assert violations(page) == []
-    page.get_by_role("combobox", name="How much").select_option("none")
+    assert find_violations(page) == []
+    page.get_by_role("combobox", name="Mode").select_option("none")
     expect(shown).to_contain_text(re.compile(r"tokens in 1 section\b"))
-    page.get_by_role("combobox", name="How much").select_option("")
+    page.get_by_role("combobox", name="Mode").select_option("")
 
-    page.get_by_role("combobox", name="As told in").select_option(session)
-    changed = page.get_by_role("region", name="What changed")
-    expect(changed).to_contain_text("is told the same")
-    rim.do("agent.set", name="dee", instructions=f"You count lamps. {HOSTILE}")
-    expect(changed.get_by_role("group", name="What was told last, and what is told next")).to_contain_text("lamps")
-    expect(words).to_contain_text("onerror")
+    page.get_by_role("combobox", name="Conversation").select_option(session)
+    changes = page.get_by_role("region", name="Changes")
+    expect(changes).to_contain_text("uses the same system prompt")
+    server.do("agent.set", name="dee", instructions=f"You count lamps. {HOSTILE}")
+    expect(changes.get_by_role("group", name="Last and next system prompt")).to_contain_text("lamps")
+    expect(section).to_contain_text("onerror")
     expect(page.locator("pre img")).to_have_count(0)
 
-    page.get_by_text("Try a template").click()
-    template = page.get_by_role("textbox", name="Template, in Jinja")
+    page.get_by_text("Test a template").click()
+    template = page.get_by_role("textbox", name="Template (Jinja)")
     template.fill("one\n{{ nobody }}")
-    page.get_by_role("button", name="Try it").click()
+    page.get_by_role("button", name="Test template").click()
     refused = page.get_by_role("alert")
     expect(refused).to_contain_text("nobody")
     expect(refused).to_contain_text("line 2")
     template.fill("I am {{ agent.name }}, größer.")
-    page.get_by_role("button", name="Try it").click()
-    expect(page.get_by_role("region", name="What it comes to")).to_have_text("I am dee, größer.")
+    page.get_by_role("button", name="Test template").click()
+    expect(page.get_by_role("region", name="Rendered text")).to_have_text("I am dee, größer.")
     expect(refused).to_have_count(0)
-    front.complaints.clear()  # of the refusal, which was meant
+    app.console_errors.clear()  # the refused request was expected
 
-    folder = rim.process.home / "instructions"
+    folder = server.process.home / "instructions"
     folder.mkdir()
     (folder / "instructions.md.j2").write_text("one\ntwo\n{{ nowhere }}")
     page.reload()
-    expect(refused).to_contain_text("the last good one stays in use")
+    expect(refused).to_contain_text("The last valid template is still used")
     expect(refused).to_contain_text("line 3")
     (folder / "instructions.md.j2").unlink()
-    phone = front.window("/agents/dee/instructions", size="phone", theme="dark")
-    expect(phone.get_by_role("region", name="What it is told")).to_contain_text("identity")
+    phone = app.open_window("/agents/dee/instructions", size="phone", theme="dark")
+    expect(phone.get_by_role("region", name="System prompt")).to_contain_text("identity")
     assert not scrolls_sideways(phone)
-    assert violations(phone) == []
+    assert find_violations(phone) == []
 
 
-def test_how_much_an_agent_is_told_is_set_in_the_page(front: Front, rim: Rim) -> None:
-    rim.do("agent.register", name="eve", model="guide")
-    page = front.window("/agents/eve")
-    page.get_by_role("combobox", name="How much it is told").select_option("minimal")
+def test_the_system_prompt_mode_can_be_edited(app: WebApp, server: Rim) -> None:
+    server.do("agent.register", name="eve", model="guide")
+    page = app.open_window("/agents/eve")
+    page.get_by_role("combobox", name="System prompt").select_option("minimal")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_text("Saved as version")).to_be_visible()
-    assert rim.do("agent.show", name="eve")["instructions_mode"] == "minimal"
+    assert server.do("agent.show", name="eve")["instructions_mode"] == "minimal"

@@ -1,4 +1,4 @@
-"""Words from strangers, wherever they stand: nothing runs, nothing is loaded, nothing looks like the house itself."""
+"""Hostile content in a conversation: no script runs, nothing is loaded, and nothing imitates the web app."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Page, expect
-from web.browser import Front, scrolls_sideways
-from web.chat_actions import import_session, lines, open_talk, replies
+from web.browser import WebApp, scrolls_sideways
+from web.chat_actions import import_session, message_log, open_chat, replies
 
 PWN = "window.__pwned=1"
 RLO = "\u202e"
@@ -45,7 +45,7 @@ https://bank.example@evil.example/ [spaced](\x01javascript:{PWN})
 - [x] <input onfocus={PWN} autofocus>
 - [ ] open
 
-> **House** This run was allowed. [Allow once](https://example.com) {RLO}drawkcab
+> **Server** This run was allowed. [Allow once](https://example.com) {RLO}drawkcab
 
 | a | b |
 |---|---|
@@ -59,12 +59,12 @@ NAME = f'<img src=x onerror="{PWN}">'
 
 
 @pytest.fixture
-def page(front: Front) -> Iterator[Page]:
-    """A conversation in which everything is hostile: what was said, called, returned and noted, and its name."""
+def page(app: WebApp) -> Iterator[Page]:
+    """A conversation with hostile messages, tool calls, results, notes and name."""
     call = {"id": "c1", "name": NAME[:60], "arguments": {"path": HOSTILE, "</pre><script>": PWN, RLO: "turned"}}
     output = {"toolMessage": {"toolCallId": "c1", "toolName": "read", "content": [{"type": "text", "text": HOSTILE}]}}
     session = import_session(
-        front,
+        app,
         [
             {"type": "user_message", "text": HOSTILE},
             {"type": "assistant_message", "text": HOSTILE, "toolCalls": [call]},
@@ -73,28 +73,28 @@ def page(front: Front) -> Iterator[Page]:
             {"type": "assistant_message", "text": HOSTILE},
         ],
     )
-    front.rim.do("session.rename", session=session, name=f"{NAME} {session[:8]}")
-    opened = open_talk(front, session)
+    app.server.do("session.rename", session=session, name=f"{NAME} {session[:8]}")
+    opened = open_chat(app, session)
     expect(replies(opened)).to_have_count(2)
     yield opened
     assert opened.evaluate("window.__pwned") is None
 
 
-def test_nothing_runs_and_nothing_is_asked_of_another_host(front: Front, page: Page) -> None:
-    lines(page).locator("summary").first.click()
-    page.get_by_role("button", name="Find in this conversation").click()
-    page.get_by_role("searchbox", name="Find in this conversation").fill("onerror")
+def test_hostile_content_runs_no_script_and_sends_no_request(app: WebApp, page: Page) -> None:
+    message_log(page).locator("summary").first.click()
+    page.get_by_role("button", name="Find in conversation").click()
+    page.get_by_role("searchbox", name="Find in conversation").fill("onerror")
     expect(page.get_by_role("search").get_by_role("status")).to_contain_text("of")
     page.reload()
     expect(replies(page)).to_have_count(2)
     assert page.evaluate("window.__pwned") is None
     assert not scrolls_sideways(page)
-    # `front` sees to it that there was no complaint of the page's policy, and no request to another host.
+    # The fixture `app` checks that there was no policy error and no request to another host.
 
 
-def test_markup_is_shown_as_the_words_it_is(page: Page) -> None:
+def test_markup_is_shown_as_plain_text(page: Page) -> None:
     expect(replies(page).first).to_contain_text("<script>window.__pwned=1</script>")
-    expect(lines(page).locator("article.own .plain")).to_contain_text("<iframe")
+    expect(message_log(page).locator("article.own .plain")).to_contain_text("<iframe")
     found = page.evaluate(
         """() => [...document.querySelectorAll(".markdown *")]
             .filter((each) => !each.closest(".code > .head"))
@@ -111,19 +111,19 @@ def test_markup_is_shown_as_the_words_it_is(page: Page) -> None:
     assert handlers == []
 
 
-def test_nothing_wears_our_clothes(page: Page) -> None:
+def test_hostile_content_cannot_use_the_styles_of_the_app(page: Page) -> None:
     classes = page.evaluate(
         """() => [...new Set([...document.querySelectorAll(".markdown *")].flatMap((each) => [...each.classList]))]"""
     )
     assert {each for each in classes if not each.startswith("svelte-")} <= {"code", "head", "scrolling"}
-    expect(lines(page).get_by_role("button", name="Allow once")).to_have_count(0)
-    expect(lines(page).get_by_role("alertdialog")).to_have_count(0)
-    # The house's own words stand apart from an agent's: as notes, with a label that no Markdown can make.
-    expect(lines(page).get_by_role("note")).to_have_count(1)
-    expect(lines(page).locator(".markdown .label")).to_have_count(0)
+    expect(message_log(page).get_by_role("button", name="Allow once")).to_have_count(0)
+    expect(message_log(page).get_by_role("alertdialog")).to_have_count(0)
+    # Texts of the server are notes with a label that Markdown cannot produce.
+    expect(message_log(page).get_by_role("note")).to_have_count(1)
+    expect(message_log(page).locator(".markdown .label")).to_have_count(0)
 
 
-def test_links_lead_where_they_say_and_take_nothing_along(page: Page) -> None:
+def test_links_show_their_host_and_send_no_referrer(page: Page) -> None:
     links = page.evaluate(
         """() => [...document.querySelectorAll(".markdown a")].map((each) =>
             ({href: each.getAttribute("href"), rel: each.rel, target: each.target, words: each.textContent}))"""
@@ -143,23 +143,21 @@ def test_links_lead_where_they_say_and_take_nothing_along(page: Page) -> None:
     assert "ok" in words
 
 
-def test_names_and_arguments_and_results_are_plain_words(page: Page) -> None:
+def test_names_arguments_and_results_are_plain_text(page: Page) -> None:
     expect(page.get_by_role("heading", level=1)).to_contain_text("<img src=x onerror=")
     assert RLO not in page.locator("body").inner_text()
-    card = lines(page).locator("details.card").first
+    card = message_log(page).locator("details.card").first
     card.locator("summary").click()
     expect(card.locator("pre").first).to_contain_text("</pre><script>")
     expect(card.locator("pre").last).to_contain_text("<svg onload=")
     assert card.locator("pre").evaluate_all("all => all.every((each) => each.children.length === 0)")
 
 
-def test_a_table_of_ten_thousand_cells_and_a_nesting_of_a_thousand_do_not_stop_the_page(front: Front) -> None:
+def test_huge_tables_and_deep_nesting_do_not_block_the_app(app: WebApp) -> None:
     table = "|" + "a|" * 100 + "\n|" + "-|" * 100 + "\n" + ("|" + "x|" * 100 + "\n") * 100
     deep = ">" * 1_000 + " deep\n\n" + "".join("  " * i + "- x\n" for i in range(200)) + "\n" + "[" * 5_000
-    session = import_session(
-        front, [{"type": "assistant_message", "text": each} for each in (table, deep, "**after**")]
-    )
-    page = open_talk(front, session)
-    expect(lines(page).get_by_text("after", exact=True)).to_be_visible()
+    session = import_session(app, [{"type": "assistant_message", "text": each} for each in (table, deep, "**after**")])
+    page = open_chat(app, session)
+    expect(message_log(page).get_by_text("after", exact=True)).to_be_visible()
     assert not scrolls_sideways(page)
     assert json.loads(page.evaluate("JSON.stringify([...document.querySelectorAll('table')].length)")) == 1

@@ -1,4 +1,4 @@
-"""Schedules in the page: seen, set in words one can check, run by hand, and told of when they did not run."""
+"""The Schedules screen: list, editor with preview, history, week view and heartbeats."""
 
 from __future__ import annotations
 
@@ -9,135 +9,135 @@ from typing import Any
 import pytest
 from api.tcp_server import Rim
 from playwright.sync_api import Locator, Page, expect
-from web.browser import LOOKS, Front, scrolls_sideways, violations
-from web.chat_actions import held_work
-from web.conftest import SETTINGS as PLAIN
+from web.browser import SIZES_AND_THEMES, WebApp, find_violations, scrolls_sideways
+from web.chat_actions import make_blocking_message
+from web.conftest import SETTINGS as BASE_SETTINGS
 
-from retinue.testing.waiting import wait_until_sync
+from retinue.testing.wait_conditions import wait_until_sync
 
-SETTINGS = PLAIN + '[sessions.reset]\ndaily_at = "04:00"\n'
+SETTINGS = BASE_SETTINGS + '[sessions.reset]\ndaily_at = "04:00"\n'
 HOSTILE = "<img src=x onerror=alert(1)> **bold** \u202etxt.exe <script>alert(2)</script>"
 
 
 @pytest.fixture(autouse=True)
-def clean(rim: Rim) -> Iterator[None]:
-    """Each test has the clock for itself. A heartbeat cannot be deleted: its tests have servers of their own."""
+def delete_schedules(server: Rim) -> Iterator[None]:
+    """Delete the schedules of each test. A heartbeat cannot be deleted: its tests have their own servers."""
     yield
-    for each in rim.do("schedule.list", limit=200)["schedules"]:
-        rim.do("schedule.delete", schedule=each["id"])
+    for each in server.do("schedule.list", limit=200)["schedules"]:
+        server.do("schedule.delete", schedule=each["id"])
 
 
-def add(rim: Rim, **kw: Any) -> dict[str, Any]:
+def add_schedule(server: Rim, **kw: Any) -> dict[str, Any]:
     if not {"at", "every", "cron"} & set(kw):
         kw["cron"] = "0 9 * * 1-5"
-    return rim.do("schedule.add", **{"to": "agent:guide", "text": "echo good morning", **kw})
+    return server.do("schedule.add", **{"to": "agent:guide", "text": "echo good morning", **kw})
 
 
-def show(rim: Rim, id_: str) -> dict[str, Any]:
-    return rim.do("schedule.show", schedule=id_)
+def read_schedule(server: Rim, id_: str) -> dict[str, Any]:
+    return server.do("schedule.show", schedule=id_)
 
 
 def row(page: Page, name: str) -> Locator:
     return page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
 
 
-def act(page: Page, name: str, what: str) -> None:
-    page.get_by_role("button", name=f"What to do with {name}").click()
+def choose_action(page: Page, name: str, what: str) -> None:
+    page.get_by_role("button", name=f"Actions for {name}").click()
     page.get_by_role("menuitem", name=what, exact=True).click()
 
 
 def history(page: Page) -> Locator:
-    return page.get_by_role("region", name="What became of it").get_by_role("listitem")
+    return page.get_by_role("region", name="History").get_by_role("listitem")
 
 
 def preview(page: Page) -> Locator:
-    return page.get_by_role("status", name="What this means")
+    return page.get_by_role("status", name="Preview")
 
 
-# --- the list ---
+# --- list ---
 
 
-def test_a_house_without_any_says_what_would_be_here(front: Front) -> None:
-    page = front.window("/runs")  # no field takes the focus there
+def test_without_schedules_the_empty_state_is_shown(app: WebApp) -> None:
+    page = app.open_window("/runs")  # no field has the focus there
     expect(page.get_by_role("heading", level=1, name="Runs")).to_be_visible()
     page.keyboard.press("g")
     page.keyboard.press("s")
-    expect(page).to_have_url(f"{front.rim.address}/schedules")
-    expect(page.get_by_role("heading", name="Nothing is scheduled")).to_be_visible()
-    assert violations(page) == []
+    expect(page).to_have_url(f"{app.server.address}/schedules")
+    expect(page.get_by_role("heading", name="No schedules yet")).to_be_visible()
+    assert find_violations(page) == []
     page.get_by_role("link", name="Week").click()
-    expect(page.get_by_role("heading", name="Nothing comes this week")).to_be_visible()
-    page.get_by_role("link", name="New schedule").click()
-    expect(page).to_have_url(f"{front.rim.address}/schedules/new")
+    expect(page.get_by_role("heading", name="No runs this week")).to_be_visible()
+    page.get_by_role("link", name="Create schedule").click()
+    expect(page).to_have_url(f"{app.server.address}/schedules/new")
 
 
-def test_the_list_tells_what_comes_next_and_lives(front: Front, rim: Rim) -> None:
-    add(rim, name="morning", zone="Europe/Berlin")
-    page, phone = front.window("/schedules"), front.window("/schedules", size="phone", theme="dark")
+def test_the_schedule_list_shows_the_next_run_and_is_updated_live(app: WebApp, server: Rim) -> None:
+    add_schedule(server, name="morning", zone="Europe/Berlin")
+    page, phone = app.open_window("/schedules"), app.open_window("/schedules", size="phone", theme="dark")
     expect(row(page, "morning")).to_contain_text("At 09:00 on Monday through Friday (Europe/Berlin)")
     expect(row(page, "morning")).to_contain_text("not yet")
-    expect(row(page, "morning").locator("time")).to_have_attribute("datetime", show(rim, "morning")["next"])
-    rim.do("schedule.run", schedule="morning")
-    expect(row(page, "morning")).to_contain_text("ran")
-    rim.do("schedule.disable", schedule="morning")
+    expect(row(page, "morning").locator("time")).to_have_attribute("datetime", read_schedule(server, "morning")["next"])
+    server.do("schedule.run", schedule="morning")
+    expect(row(page, "morning")).to_contain_text("done")
+    server.do("schedule.disable", schedule="morning")
     for window in (page, phone):
-        expect(window.get_by_role("main").get_by_text("does not come")).to_be_visible()
+        expect(window.get_by_role("main").get_by_text("none", exact=True)).to_be_visible()
     expect(phone.get_by_role("table")).to_have_count(0)
-    add(rim, to="person:owner", at="+5h", text=HOSTILE)
+    add_schedule(server, to="person:owner", at="+5h", text=HOSTILE)
     expect(page.get_by_role("link", name="<img src=x")).to_be_visible()
-    rim.do("schedule.delete", schedule="morning")
+    server.do("schedule.delete", schedule="morning")
     expect(row(page, "morning")).to_have_count(0)
     for window in (page, phone):
-        assert violations(window) == [] and not scrolls_sideways(window)
+        assert find_violations(window) == [] and not scrolls_sideways(window)
 
 
-def test_kinds_and_agents_are_told_apart_and_the_address_keeps_it(front: Front, rim: Rim) -> None:
-    add(rim, name="for-guide")
-    add(rim, name="for-clerk", to="agent:clerk")
-    rim.do("reminder.add", text="Call Noor.", at="+2h")
-    page = front.window("/schedules")
+def test_schedules_are_filtered_and_the_url_keeps_the_filters(app: WebApp, server: Rim) -> None:
+    add_schedule(server, name="for-guide")
+    add_schedule(server, name="for-clerk", to="agent:clerk")
+    server.do("reminder.add", text="Call Noor.", at="+2h")
+    page = app.open_window("/schedules")
     expect(row(page, "Call Noor.")).to_contain_text("reminder")
     page.get_by_label("Kind").select_option("Reminders")
     expect(page.locator("tbody tr")).to_have_count(1)
     page.get_by_label("Kind").select_option("Schedules")
-    page.get_by_label("For", exact=True).select_option("clerk")
-    expect(page).to_have_url(f"{rim.address}/schedules?kind=schedule&agent=clerk")
+    page.get_by_label("Agent", exact=True).select_option("clerk")
+    expect(page).to_have_url(f"{server.address}/schedules?kind=schedule&agent=clerk")
     expect(page.locator("tbody tr")).to_have_count(1)
     page.reload()
     expect(row(page, "for-clerk")).to_be_visible()
     expect(page.locator("tbody tr")).to_have_count(1)
     page.get_by_label("Kind").select_option("Wake-ups")
-    expect(page.get_by_role("heading", name="No schedule fits")).to_be_visible()
+    expect(page.get_by_role("heading", name="No matching schedules")).to_be_visible()
 
 
-def test_files_that_cannot_be_read_are_named(front: Front, rim: Rim) -> None:
-    folder = rim.process.home / "schedules"
+def test_unreadable_schedule_files_are_named(app: WebApp, server: Rim) -> None:
+    folder = server.process.home / "schedules"
     folder.mkdir(exist_ok=True)
-    page = front.window("/schedules")
+    page = app.open_window("/schedules")
     (folder / "broken.md").write_text("---\ncron: every full moon\nto: agent:guide\n---\nHowl.\n")
-    expect(page.get_by_role("heading", name="Nothing is scheduled")).to_be_visible()
-    wait_until_sync(lambda: rim.do("schedule.list")["unread"], "the file was read")
+    expect(page.get_by_role("heading", name="No schedules yet")).to_be_visible()
+    wait_until_sync(lambda: server.do("schedule.list")["unread"], "the file was read")
     page.reload()
-    expect(page.get_by_role("note")).to_contain_text("1 file of schedules could not be read")
+    expect(page.get_by_role("note")).to_contain_text("1 schedule file could not be read")
     expect(page.get_by_role("note")).to_contain_text("broken.md")
     (folder / "broken.md").unlink()
-    wait_until_sync(lambda: not rim.do("schedule.list")["unread"], "the file is forgotten")
+    wait_until_sync(lambda: not server.do("schedule.list")["unread"], "the file is no longer listed")
 
 
-# --- set and changed ---
+# --- create and edit ---
 
 
 @pytest.mark.spec("H30")
-def test_a_time_is_told_in_words_while_one_types_and_nothing_is_made(front: Front, rim: Rim) -> None:
-    page = front.window("/schedules/new")
-    expect(preview(page)).to_contain_text("Say when")
+def test_the_preview_explains_the_time_while_typing(app: WebApp, server: Rim) -> None:
+    page = app.open_window("/schedules/new")
+    expect(preview(page)).to_contain_text("Enter a time")
     page.get_by_label("Cron expression").fill("0 9 * * 1-5")
-    page.get_by_label("Zone").fill("Asia/Tokyo")
+    page.get_by_label("Time zone").fill("Asia/Tokyo")
     expect(preview(page)).to_contain_text("At 09:00 on Monday through Friday (Asia/Tokyo)")
-    told = rim.do("schedule.explain", cron="0 9 * * 1-5", zone="Asia/Tokyo")["next"]
+    coming = server.do("schedule.explain", cron="0 9 * * 1-5", zone="Asia/Tokyo")["next"]
     times = preview(page).locator("li > time")
     expect(times).to_have_count(5)
-    assert times.evaluate_all("all => all.map(each => each.dateTime)") == told
+    assert times.evaluate_all("all => all.map(each => each.dateTime)") == coming
     expect(times.first).to_contain_text("09:00")
 
     page.get_by_label("Cron expression").fill("0 9 * * 1-9")
@@ -145,58 +145,58 @@ def test_a_time_is_told_in_words_while_one_types_and_nothing_is_made(front: Fron
     expect(alert).to_contain_text("Try:")
     expect(page.get_by_label("Cron expression")).to_have_attribute("aria-invalid", "true")
     expect(preview(page).locator("li")).to_have_count(0)
-    page.get_by_role("button", name="every hour").click()
+    page.get_by_role("button", name="Every hour").click()
     expect(alert).to_have_count(0)
     expect(preview(page)).to_contain_text("every hour")
-    page.get_by_label("Zone").fill("Europe/Nowhere")
-    expect(alert).to_contain_text("there is no time zone", ignore_case=True)
-    expect(page.get_by_label("Zone")).to_have_attribute("aria-invalid", "true")
-    page.get_by_label("Zone").fill("")
+    page.get_by_label("Time zone").fill("Europe/Nowhere")
+    expect(alert).to_contain_text("no time zone named", ignore_case=True)
+    expect(page.get_by_label("Time zone")).to_have_attribute("aria-invalid", "true")
+    page.get_by_label("Time zone").fill("")
 
-    page.get_by_label("every so often").check()
-    page.get_by_label("Every", exact=True).fill("1h30m")
+    page.get_by_label("Interval").and_(page.get_by_role("radio")).check()
+    page.get_by_role("textbox", name="Interval").fill("1h30m")
     expect(preview(page)).to_contain_text("Every 1 hour 30 minutes")
-    page.get_by_role("radio", name="once").check()
-    page.get_by_label("At", exact=True).fill("2031-05-17T20:30")
+    page.get_by_role("radio", name="Once").check()
+    page.get_by_label("Date and time", exact=True).fill("2031-05-17T20:30")
     expect(preview(page)).to_contain_text("2031")
     expect(preview(page).locator("li")).to_have_count(1)
-    assert rim.do("schedule.list")["schedules"] == []
-    assert violations(page) == []
-    page.get_by_role("button", name="Discard").click()
-    expect(page).to_have_url(f"{rim.address}/schedules")
-    front.complaints.clear()  # of the refusals, which were meant
+    assert server.do("schedule.list")["schedules"] == []
+    assert find_violations(page) == []
+    page.get_by_role("button", name="Discard changes").click()
+    expect(page).to_have_url(f"{server.address}/schedules")
+    app.console_errors.clear()  # the refused requests were expected
 
 
-def test_one_is_set_with_all_there_is_to_say_and_what_is_wrong_said_at_its_field(front: Front, rim: Rim) -> None:
-    add(rim, name="taken")
-    page = front.window("/schedules/new?to=agent:clerk")
-    expect(page.get_by_role("button", name="Set it", exact=True)).to_be_disabled()
+def test_a_schedule_is_created_with_all_fields_and_errors_are_shown_at_theirs(app: WebApp, server: Rim) -> None:
+    add_schedule(server, name="taken")
+    page = app.open_window("/schedules/new?to=agent:clerk")
+    expect(page.get_by_role("button", name="Save", exact=True)).to_be_disabled()
     page.get_by_label("Cron expression").fill("30 21 * * *")
-    page.get_by_label("Zone").fill("Europe/Berlin")
-    expect(page.get_by_label("To", exact=True)).to_have_value("agent:clerk")
-    page.get_by_label("Where it is worked on").select_option("own")
+    page.get_by_label("Time zone").fill("Europe/Berlin")
+    expect(page.get_by_label("Recipient", exact=True)).to_have_value("agent:clerk")
+    page.get_by_label("Conversation", exact=True).select_option("own")
     page.get_by_role("heading", name="Gate").click()
     page.get_by_label("Command").fill("test -s inbox.txt")
-    page.get_by_label("Seconds at most").fill("5")
+    page.get_by_label("Timeout (seconds)").fill("5")
     page.get_by_label("Permissions").fill("read:/srv/mail\nweb")
     page.get_by_label("Hosts").fill("api.example.org")
-    page.get_by_label("Variables").fill("WHO=ada=lovelace")
+    page.get_by_label("Environment variables").fill("WHO=ada=lovelace")
     page.get_by_label("Name", exact=True).fill("Taken")
-    page.get_by_label("What it is for").fill("So that nothing is forgotten")
-    page.get_by_label("If the house is closed at its time").select_option("run")
-    page.get_by_label("The answer goes to").fill("none")
-    page.get_by_label("Title of its conversation").fill("Evenings")
-    page.get_by_role("button", name="Set it", exact=True).click()
+    page.get_by_label("Description").fill("So that nothing is forgotten")
+    page.get_by_label("Missed runs").select_option("run")
+    page.get_by_label("Answer recipient").fill("none")
+    page.get_by_label("Conversation title").fill("Evenings")
+    page.get_by_role("button", name="Save", exact=True).click()
     alert = page.get_by_role("alert")
-    expect(alert).to_contain_text("there is a schedule 'Taken' already", ignore_case=True)
+    expect(alert).to_contain_text("A schedule named 'Taken' already exists", ignore_case=True)
     expect(page.get_by_label("Name", exact=True)).to_have_attribute("aria-invalid", "true")
     page.get_by_label("Name", exact=True).fill("evening")
     page.get_by_label("Text").fill("Write down what happened.\nIn five lines.")
-    page.get_by_role("button", name="Set it", exact=True).click()
+    page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_role("heading", name="evening", level=1)).to_be_visible()
 
-    kept = show(rim, "evening")
-    assert page.url == f"{rim.address}/schedules/{kept['id']}"
+    kept = read_schedule(server, "evening")
+    assert page.url == f"{server.address}/schedules/{kept['id']}"
     assert (kept["to"], kept["cron"], kept["zone"]) == ("agent:clerk", "30 21 * * *", "Europe/Berlin")
     assert (kept["place"], kept["missed"], kept["deliver"], kept["title"]) == ("own", "run", "none", "Evenings")
     assert kept["text"] == "Write down what happened.\nIn five lines."
@@ -207,324 +207,326 @@ def test_one_is_set_with_all_there_is_to_say_and_what_is_wrong_said_at_its_field
         "permissions": ["read:/srv/mail", "web"],
         "domains": ["api.example.org"],
     }
-    facts = page.get_by_role("region", name="What it does")
-    expect(facts).to_contain_text("a conversation of its own, which remembers the times before")
-    expect(facts).to_contain_text("it runs once, as soon as the house is open")
-    expect(facts).to_contain_text("nobody")
-    assert violations(page) == []
-    front.complaints.clear()  # of the refusal, which was meant
+    facts = page.get_by_role("region", name="Message")
+    expect(facts).to_contain_text("its own conversation, with history")
+    expect(facts).to_contain_text("run once when the server starts")
+    expect(facts).to_contain_text("none")
+    assert find_violations(page) == []
+    app.console_errors.clear()  # the refused request was expected
 
 
-def test_what_is_left_alone_stays_when_one_is_changed(front: Front, rim: Rim) -> None:
-    made = add(rim, name="kept", every="2h", place="own", missed="run", gate={"command": "true", "cwd": "notes"})
-    page = front.window(f"/schedules/{made['id']}/change")
+def test_editing_a_schedule_keeps_untouched_fields(app: WebApp, server: Rim) -> None:
+    made = add_schedule(
+        server, name="kept", every="2h", place="own", missed="run", gate={"command": "true", "cwd": "notes"}
+    )
+    page = app.open_window(f"/schedules/{made['id']}/change")
     expect(preview(page)).to_contain_text("Every 2 hours")
     times = preview(page).locator("li > time")
     expect(times.first).to_have_attribute("datetime", made["next"])
     expect(page.get_by_role("button", name="Save")).to_be_disabled()
     page.get_by_label("Text").fill("echo good evening")
     page.get_by_role("button", name="Save").click()
-    expect(page).to_have_url(f"{rim.address}/schedules/{made['id']}")
-    now = show(rim, "kept")
+    expect(page).to_have_url(f"{server.address}/schedules/{made['id']}")
+    now = read_schedule(server, "kept")
     changed = {name for name in made if made[name] != now[name]}
     assert changed <= {"text", "updated-at", "envelope"} and now["text"] == "echo good evening"
 
-    page.get_by_role("button", name="Change").click()
-    page.get_by_label("by the calendar").check()
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_label("Calendar").check()
     page.get_by_label("Cron expression").fill("0 7 * * *")
     page.get_by_role("heading", name="Gate").click()
     page.get_by_label("Command").fill("")
     page.keyboard.press("Control+s")
-    expect(page.get_by_role("region", name="Next times")).to_contain_text("At 07:00 every day")
-    now = show(rim, "kept")
+    expect(page.get_by_role("region", name="Next runs")).to_contain_text("At 07:00 every day")
+    now = read_schedule(server, "kept")
     assert (now["every"], now["cron"], now["gate"], now["missed"]) == ("", "0 7 * * *", None, "run")
 
 
-def test_a_time_of_day_in_another_zone_is_another_time(front: Front, rim: Rim) -> None:
-    made = add(rim, at="2031-05-17T20:30", zone="Europe/Berlin", text="echo party")
-    page = front.window(f"/schedules/{made['id']}/change")
-    expect(page.get_by_label("At", exact=True)).to_have_value("2031-05-17T20:30")
-    page.get_by_label("Zone").fill("Asia/Tokyo")
+def test_changing_the_time_zone_changes_the_time(app: WebApp, server: Rim) -> None:
+    made = add_schedule(server, at="2031-05-17T20:30", zone="Europe/Berlin", text="echo party")
+    page = app.open_window(f"/schedules/{made['id']}/change")
+    expect(page.get_by_label("Date and time", exact=True)).to_have_value("2031-05-17T20:30")
+    page.get_by_label("Time zone").fill("Asia/Tokyo")
     expect(preview(page)).to_contain_text("08:30")
     page.get_by_role("button", name="Save").click()
-    expect(page).to_have_url(f"{rim.address}/schedules/{made['id']}")
-    assert show(rim, made["id"])["at"] == "2031-05-17T20:30:00+09:00"
+    expect(page).to_have_url(f"{server.address}/schedules/{made['id']}")
+    assert read_schedule(server, made["id"])["at"] == "2031-05-17T20:30:00+09:00"
 
 
-def test_a_certain_conversation_or_another_address_can_be_written_to(front: Front, rim: Rim) -> None:
-    session = rim.do("session.create", agent="clerk", name="taxes")["sessionId"]
-    page = front.window("/schedules/new")
-    page.get_by_role("button", name="every morning").click()
-    page.get_by_label("To", exact=True).select_option("agent:clerk")
-    page.get_by_label("Where it is worked on").select_option("session")
+def test_a_schedule_can_write_to_a_specific_conversation_or_address(app: WebApp, server: Rim) -> None:
+    session = server.do("session.create", agent="clerk", name="taxes")["sessionId"]
+    page = app.open_window("/schedules/new")
+    page.get_by_role("button", name="Every morning").click()
+    page.get_by_label("Recipient", exact=True).select_option("agent:clerk")
+    page.get_by_label("Conversation", exact=True).select_option("session")
     page.get_by_label("Text").fill("echo hello")
-    expect(page.get_by_role("button", name="Set it", exact=True)).to_be_disabled()
-    page.get_by_label("Conversation", exact=True).select_option("taxes")
-    page.get_by_role("button", name="Set it, but off").click()
-    expect(page.get_by_role("note")).to_contain_text("It is off")
-    [kept] = rim.do("schedule.list")["schedules"]
+    expect(page.get_by_role("button", name="Save", exact=True)).to_be_disabled()
+    page.get_by_label("Specific conversation", exact=True).select_option("taxes")
+    page.get_by_role("button", name="Save as paused").click()
+    expect(page.get_by_role("note")).to_contain_text("Paused")
+    [kept] = server.do("schedule.list")["schedules"]
     assert (kept["to"], kept["enabled"]) == (f"agent:clerk/{session}", False)
-    page.get_by_role("button", name="Change").click()
-    expect(page.get_by_label("Conversation", exact=True)).to_have_value(session)
-    page.get_by_label("To", exact=True).select_option("another address…")
+    page.get_by_role("button", name="Edit").click()
+    expect(page.get_by_label("Specific conversation", exact=True)).to_have_value(session)
+    page.get_by_label("Recipient", exact=True).select_option("Other address…")
     page.get_by_label("Address").fill("nobody")
-    page.get_by_role("status").get_by_role("button", name="Close").click()  # what was set is told over the button
+    page.get_by_role("status").get_by_role("button", name="Close").click()  # the notification covers the button
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("alert")).to_contain_text("is not an address")
+    expect(page.get_by_role("alert")).to_contain_text("Invalid address")
     page.get_by_label("Address").fill("person:owner")
     page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("note")).to_contain_text("It is off")
-    assert show(rim, kept["id"])["to"] == "person:owner"
-    front.complaints.clear()  # of the refusal, which was meant
+    expect(page.get_by_role("note")).to_contain_text("Paused")
+    assert read_schedule(server, kept["id"])["to"] == "person:owner"
+    app.console_errors.clear()  # the refused request was expected
 
 
-def test_what_one_typed_is_kept_when_it_is_changed_elsewhere(front: Front, rim: Rim) -> None:
-    made = add(rim, name="both")
-    page = front.window(f"/schedules/{made['id']}/change")
+def test_unsaved_edits_of_a_schedule_survive_a_change_by_others(app: WebApp, server: Rim) -> None:
+    made = add_schedule(server, name="both")
+    page = app.open_window(f"/schedules/{made['id']}/change")
     page.get_by_label("Text").fill("mine")
-    rim.do("schedule.set", schedule="both", cron="0 11 * * *")
-    expect(page.get_by_text("It was changed elsewhere meanwhile.")).to_be_visible()
+    server.do("schedule.set", schedule="both", cron="0 11 * * *")
+    expect(page.get_by_text("Someone else changed this schedule.")).to_be_visible()
     expect(page.get_by_label("Cron expression")).to_have_value("0 11 * * *")
     expect(page.get_by_label("Text")).to_have_value("mine")
     page.get_by_role("button", name="Save").click()
-    expect(page).to_have_url(f"{rim.address}/schedules/{made['id']}")
-    now = show(rim, "both")
+    expect(page).to_have_url(f"{server.address}/schedules/{made['id']}")
+    now = read_schedule(server, "both")
     assert (now["text"], now["cron"]) == ("mine", "0 11 * * *")
 
 
-# --- run, switched, deleted, told of ---
+# --- run, pause, delete ---
 
 
-def test_one_is_run_by_hand_and_by_force_and_a_skip_is_explained(front: Front, rim: Rim) -> None:
-    busy = held_work(rim)
-    made = add(rim, name="long", text=busy.text)
-    page = front.window(f"/schedules/{made['id']}")
-    expect(page.get_by_role("region", name="What became of it")).to_contain_text("It has not come yet.")
+def test_a_schedule_is_run_manually_and_forced_and_a_skip_shows_its_reason(app: WebApp, server: Rim) -> None:
+    busy = make_blocking_message(server)
+    made = add_schedule(server, name="long", text=busy.text)
+    page = app.open_window(f"/schedules/{made['id']}")
+    expect(page.get_by_role("region", name="History")).to_contain_text("No runs yet.")
     page.get_by_role("button", name="Run now").click()
     expect(history(page)).to_have_count(1)
-    expect(history(page).first).to_contain_text("at work")
-    expect(history(page).first).to_contain_text("by hand")
+    expect(history(page).first).to_contain_text("running")
+    expect(history(page).first).to_contain_text("manual")
     page.get_by_role("button", name="Run now").click()
     skipped = history(page).filter(has_text="skipped")
-    expect(skipped).to_contain_text("The one before was not done:")
-    expect(skipped).to_contain_text("is still being worked on")
-    page.get_by_role("button", name="Run in any case").click()
-    expect(history(page).filter(has_text="by hand, in any case")).to_have_count(1)
+    expect(skipped).to_contain_text("The previous run was not finished:")
+    expect(skipped).to_contain_text("is still running")
+    page.get_by_role("button", name="Force run").click()
+    expect(history(page).filter(has_text="forced")).to_have_count(1)
     busy.release()
-    expect(history(page).filter(has_text="ran")).to_have_count(2)
+    expect(history(page).filter(has_text="done")).to_have_count(2)
     expect(history(page).filter(has_text="took")).to_have_count(2)
-    assert [each["state"] for each in rim.do("schedule.history", schedule="long")["slots"]].count("ran") == 2
-    assert violations(page) == []
-    history(page).filter(has_text="took").first.get_by_role("button", name=re.compile("Why.*the time of")).click()
+    assert [each["state"] for each in server.do("schedule.history", schedule="long")["slots"]].count("ran") == 2
+    assert find_violations(page) == []
+    history(page).filter(has_text="took").first.get_by_role("button", name=re.compile("Explain.*occurrence of")).click()
     expect(page.get_by_role("dialog")).to_contain_text("schedule")
 
 
-def test_a_gate_that_says_no_is_told_and_force_goes_past_it(front: Front, rim: Rim) -> None:
-    made = add(rim, name="gated", gate={"command": "exit 3"})
-    page = front.window("/schedules")
-    act(page, "gated", "Run now")
+def test_a_declining_gate_is_shown_and_a_forced_run_ignores_it(app: WebApp, server: Rim) -> None:
+    made = add_schedule(server, name="gated", gate={"command": "exit 3"})
+    page = app.open_window("/schedules")
+    choose_action(page, "gated", "Run now")
     expect(row(page, "gated")).to_contain_text("skipped")
     page.get_by_role("link", name="gated").click()
-    expect(history(page).first).to_contain_text("Its gate said no:")
+    expect(history(page).first).to_contain_text("The gate declined:")
     expect(history(page).first).to_contain_text("exit 3")
-    act(page, "gated", "Run now, in any case")
-    expect(history(page).filter(has_text="ran")).to_have_count(1)
-    assert show(rim, made["id"])["last"] == "ran"
+    choose_action(page, "gated", "Force run")
+    expect(history(page).filter(has_text="done")).to_have_count(1)
+    assert read_schedule(server, made["id"])["last"] == "ran"
 
 
-def test_it_is_switched_off_and_on_and_deleted_when_asked_twice(front: Front, rim: Rim) -> None:
-    made = add(rim, name="daily")
-    page, other = front.window(f"/schedules/{made['id']}"), front.window("/schedules", size="phone")
-    expect(page.get_by_role("region", name="Next times").locator("li")).to_have_count(5)
-    act(page, "daily", "Disable")
-    expect(page.get_by_role("note")).to_contain_text("It is off: disabled by person:owner.")
-    expect(page.get_by_role("region", name="Next times").locator("li")).to_have_count(0)
-    expect(other.get_by_text("does not come")).to_be_visible()
-    page.get_by_role("note").get_by_role("button", name="Enable").click()
+def test_a_schedule_is_paused_resumed_and_deleted_after_confirmation(app: WebApp, server: Rim) -> None:
+    made = add_schedule(server, name="daily")
+    page, other = app.open_window(f"/schedules/{made['id']}"), app.open_window("/schedules", size="phone")
+    expect(page.get_by_role("region", name="Next runs").locator("li")).to_have_count(5)
+    choose_action(page, "daily", "Pause")
+    expect(page.get_by_role("note")).to_contain_text("Paused: disabled by person:owner.")
+    expect(page.get_by_role("region", name="Next runs").locator("li")).to_have_count(0)
+    expect(other.get_by_text("none", exact=True)).to_be_visible()
+    page.get_by_role("note").get_by_role("button", name="Resume").click()
     expect(page.get_by_role("note")).to_have_count(0)
-    assert show(rim, "daily")["enabled"]
-    act(other, "daily", "Delete")
+    assert read_schedule(server, "daily")["enabled"]
+    choose_action(other, "daily", "Delete")
     dialog = other.get_by_role("dialog", name="Delete daily?")
     dialog.get_by_role("button", name="Cancel").click()
-    assert show(rim, "daily")["enabled"]
-    act(other, "daily", "Delete")
+    assert read_schedule(server, "daily")["enabled"]
+    choose_action(other, "daily", "Delete")
     dialog.get_by_role("button", name="Delete").click()
-    expect(other.get_by_role("heading", name="Nothing is scheduled")).to_be_visible()
-    expect(page.get_by_role("heading", name="There is no such schedule")).to_be_visible()
-    assert rim.do("schedule.list")["schedules"] == []
-    front.complaints.clear()  # of the refusal, which was meant
+    expect(other.get_by_role("heading", name="No schedules yet")).to_be_visible()
+    expect(page.get_by_role("heading", name="Schedule not found")).to_be_visible()
+    assert server.do("schedule.list")["schedules"] == []
+    app.console_errors.clear()  # the refused request was expected
 
 
-def test_a_member_sees_their_own_and_is_offered_no_gate(front: Front, rim: Rim) -> None:
-    token = rim.member("maria")
-    add(rim, name="of-the-owner")
-    rim.do("schedule.add", as_=token, to="agent:guide", cron="0 8 * * *", text="echo hi", name="hers")
-    page = front.window("/schedules")
+def test_a_member_sees_only_their_own_schedules_and_no_gate(app: WebApp, server: Rim) -> None:
+    token = server.member("maria")
+    add_schedule(server, name="of-the-owner")
+    server.do("schedule.add", as_=token, to="agent:guide", cron="0 8 * * *", text="echo hi", name="hers")
+    page = app.open_window("/schedules")
     expect(row(page, "of-the-owner")).to_be_visible()
     expect(row(page, "hers")).to_be_visible()
-    hers = front.window("/schedules")
-    hers.get_by_role("button", name="You are owner").click()
+    hers = app.open_window("/schedules")
+    hers.get_by_role("button", name="Signed in as owner").click()
     hers.get_by_role("menuitem", name="Sign out").click()
-    hers.get_by_label("Code").fill(rim.do("token.code", as_=token)["code"])
+    hers.get_by_label("Sign-in code").fill(server.do("token.code", as_=token)["code"])
     hers.get_by_role("button", name="Sign in").click()
     expect(row(hers, "hers")).to_be_visible()
     expect(row(hers, "of-the-owner")).to_have_count(0)
-    hers.get_by_role("button", name="New schedule").click()
+    hers.get_by_role("button", name="Create schedule").click()
     expect(hers.get_by_label("Cron expression")).to_be_visible()
     expect(hers.get_by_role("heading", name="Gate")).to_have_count(0)
 
 
-# --- the week ---
+# --- week ---
 
 
-@pytest.mark.parametrize(("size", "theme"), LOOKS)
-def test_the_week_shows_each_day_what_comes(front: Front, rim: Rim, size: str, theme: str) -> None:
-    add(rim, name="daily", cron="30 23 * * *")
-    add(rim, name="often", every="10m")
-    add(rim, cron="45 23 * * *", text=HOSTILE)
-    page = front.window("/schedules/week", size=size, theme=theme)  # pyright: ignore[reportArgumentType]
-    week = page.get_by_role("region", name="The coming week")
-    told = {each["name"]: each for each in rim.do("schedule.calendar")["coming"]}
-    expect(week.get_by_role("link", name=re.compile("daily"))).to_have_count(len(told["daily"]["times"]))
-    often = page.get_by_role("region", name="All through the week")
+@pytest.mark.parametrize(("size", "theme"), SIZES_AND_THEMES)
+def test_the_week_view_lists_the_runs_of_each_day(app: WebApp, server: Rim, size: str, theme: str) -> None:
+    add_schedule(server, name="daily", cron="30 23 * * *")
+    add_schedule(server, name="often", every="10m")
+    add_schedule(server, cron="45 23 * * *", text=HOSTILE)
+    page = app.open_window("/schedules/week", size=size, theme=theme)  # pyright: ignore[reportArgumentType]
+    week = page.get_by_role("region", name="Next 7 days")
+    coming = {each["name"]: each for each in server.do("schedule.calendar")["coming"]}
+    expect(week.get_by_role("link", name=re.compile("daily"))).to_have_count(len(coming["daily"]["times"]))
+    often = page.get_by_role("region", name="Frequent schedules")
     expect(often).to_contain_text("Every 10 minutes")
     expect(week.get_by_text("often")).to_have_count(0)
     times = week.get_by_role("link", name=re.compile("daily")).locator("time")
     shown = times.evaluate_all("all => all.map(each => each.dateTime)")
     assert len(shown) >= 6
-    assert shown == told["daily"]["times"]
-    assert violations(page) == [] and not scrolls_sideways(page)
-    rim.do("schedule.disable", schedule="daily")
+    assert shown == coming["daily"]["times"]
+    assert find_violations(page) == [] and not scrolls_sideways(page)
+    server.do("schedule.disable", schedule="daily")
     expect(week.get_by_role("link", name=re.compile("daily"))).to_have_count(0)
     often.get_by_role("link", name="often").click()
     expect(page.get_by_role("heading", name="often", level=1)).to_be_visible()
 
 
-def test_a_full_day_is_folded_and_unfolded(front: Front, rim: Rim) -> None:
+def test_a_full_day_is_expanded_and_collapsed(app: WebApp, server: Rim) -> None:
     for number in range(15):
-        add(rim, name=f"n{number:02}", cron=f"{number} 12 * * *")
-    page = front.window("/schedules/week")
-    tomorrow = page.get_by_role("region", name="The coming week").locator(".day").nth(1)
+        add_schedule(server, name=f"n{number:02}", cron=f"{number} 12 * * *")
+    page = app.open_window("/schedules/week")
+    tomorrow = page.get_by_role("region", name="Next 7 days").locator(".day").nth(1)
     expect(tomorrow.get_by_role("link")).to_have_count(12)
-    tomorrow.get_by_role("button", name="3 more").click()
+    tomorrow.get_by_role("button", name="Show 3 more").click()
     expect(tomorrow.get_by_role("link")).to_have_count(15)
-    expect(tomorrow.get_by_role("button", name="Fewer")).to_be_focused()
+    expect(tomorrow.get_by_role("button", name="Show fewer")).to_be_focused()
 
 
-# --- the heartbeat ---
+# --- heartbeats ---
 
 
-def beat(page: Page, agent: str) -> Locator:
+def heartbeat(page: Page, agent: str) -> Locator:
     return page.get_by_role("region", name=f"Heartbeat of {agent}")
 
 
-def test_a_task_is_put_on_the_checklist_run_changed_and_taken_off(own_front: Front) -> None:
-    front, rim = own_front, own_front.rim
-    page = front.window("/schedules/heartbeat", polls=False)
-    expect(page.get_by_role("heading", name="Nobody looks by itself")).to_be_visible()
-    assert violations(page) == []
-    rim.do("agent.set", name="guide", heartbeat_every_s=86_400)
-    expect(beat(page, "guide")).to_contain_text("Every day")
-    expect(beat(page, "guide")).to_contain_text("No tasks.")
-    page.get_by_role("button", name="New task").click()
-    dialog = page.get_by_role("dialog", name="New task")
+def test_a_heartbeat_task_is_added_run_edited_and_deleted(own_app: WebApp) -> None:
+    app, server = own_app, own_app.server
+    page = app.open_window("/schedules/heartbeat", polling=False)
+    expect(page.get_by_role("heading", name="No heartbeats yet")).to_be_visible()
+    assert find_violations(page) == []
+    server.do("agent.set", name="guide", heartbeat_every_s=86_400)
+    expect(heartbeat(page, "guide")).to_contain_text("Every day")
+    expect(heartbeat(page, "guide")).to_contain_text("No tasks yet.")
+    page.get_by_role("button", name="Add task").click()
+    dialog = page.get_by_role("dialog", name="Add task")
     dialog.get_by_label("Agent").select_option("guide")
     dialog.get_by_label("Title").fill("Plants")
-    expect(dialog.get_by_role("button", name="Put it on the checklist")).to_be_disabled()
-    dialog.get_by_label("What is to be done").fill("echo they are thirsty")
+    expect(dialog.get_by_role("button", name="Create")).to_be_disabled()
+    dialog.get_by_label("Instructions").fill("echo they are thirsty")
     dialog.get_by_label("Id", exact=True).fill("../plants")
-    assert violations(page) == []
-    dialog.get_by_role("button", name="Put it on the checklist").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("cannot be the id of a task")
+    assert find_violations(page) == []
+    dialog.get_by_role("button", name="Create").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("Invalid id for a heartbeat task")
     dialog.get_by_label("Id", exact=True).fill("")
-    dialog.get_by_role("button", name="Put it on the checklist").click()
+    dialog.get_by_role("button", name="Create").click()
     expect(dialog).to_have_count(0)
-    task = beat(page, "guide").get_by_role("list", name="Tasks").get_by_role("listitem").filter(has_text="Plants")
+    task = heartbeat(page, "guide").get_by_role("list", name="Tasks").get_by_role("listitem").filter(has_text="Plants")
     expect(task).to_contain_text("plants")
-    shown = rim.do("heartbeat.show", agent="guide", id="plants")
+    shown = server.do("heartbeat.show", agent="guide", id="plants")
     assert (shown["title"], shown["text"], shown["gate"]) == ("Plants", "echo they are thirsty", None)
 
-    task.get_by_role("checkbox", name="Choose Plants").check()
-    beat(page, "guide").get_by_role("button", name="Run 1 task now").click()
-    expect(beat(page, "guide")).to_contain_text("ran")
+    task.get_by_role("checkbox", name="Select Plants").check()
+    heartbeat(page, "guide").get_by_role("button", name="Run 1 task now").click()
+    expect(heartbeat(page, "guide")).to_contain_text("done")
     expect(task.get_by_role("checkbox")).not_to_be_checked()
-    beat(page, "guide").get_by_role("link", name="What became of it").click()
+    heartbeat(page, "guide").get_by_role("link", name="Show history").click()
     expect(page.get_by_role("heading", name="Heartbeat of guide", level=1)).to_be_visible()
-    expect(history(page).first).to_contain_text("by hand")
-    expect(history(page).filter(has_text="ran")).to_have_count(1)
-    page.get_by_role("button", name="Checklist").click()
+    expect(history(page).first).to_contain_text("manual")
+    expect(history(page).filter(has_text="done")).to_have_count(1)
+    page.get_by_role("button", name="Open checklist").click()
 
-    task.get_by_role("button", name="What to do with Plants").click()
-    page.get_by_role("menuitem", name="Change").click()
-    dialog = page.get_by_role("dialog", name="Change Plants")
-    expect(dialog.get_by_label("What is to be done")).to_have_value("echo they are thirsty")
+    task.get_by_role("button", name="Actions for Plants").click()
+    page.get_by_role("menuitem", name="Edit").click()
+    dialog = page.get_by_role("dialog", name="Edit Plants")
+    expect(dialog.get_by_label("Instructions")).to_have_value("echo they are thirsty")
     dialog.get_by_label("Gate").fill("exit 1")
     dialog.get_by_role("button", name="Save").click()
-    expect(task).to_contain_text("with a gate")
-    assert rim.do("heartbeat.show", agent="guide", id="plants")["gate"]["command"] == "exit 1"
-    assert violations(page) == []
+    expect(task).to_contain_text("gate")
+    assert server.do("heartbeat.show", agent="guide", id="plants")["gate"]["command"] == "exit 1"
+    assert find_violations(page) == []
 
-    task.get_by_role("button", name="What to do with Plants").click()
+    task.get_by_role("button", name="Actions for Plants").click()
     page.get_by_role("menuitem", name="Delete").click()
     page.get_by_role("dialog", name="Delete Plants?").get_by_role("button", name="Delete").click()
-    expect(beat(page, "guide")).to_contain_text("No tasks.")
-    assert rim.do("heartbeat.list", agent="guide")["heartbeats"][0]["tasks"] == []
-    front.complaints.clear()  # of the refusal, which was meant
+    expect(heartbeat(page, "guide")).to_contain_text("No tasks yet.")
+    assert server.do("heartbeat.list", agent="guide")["heartbeats"][0]["tasks"] == []
+    app.console_errors.clear()  # the refused request was expected
 
 
-def test_how_often_an_agent_looks_by_itself_is_set_where_it_is_edited(own_front: Front) -> None:
-    front, rim = own_front, own_front.rim
-    page = front.window("/agents/clerk")
-    list_ = front.window("/schedules/heartbeat", size="phone", theme="dark", polls=False)  # it is told
-    page.get_by_role("heading", name="When it looks by itself").click()
-    page.get_by_label("Every so many seconds").fill("3600")
-    page.get_by_label("Not before").fill("eight")
+def test_the_heartbeat_of_an_agent_can_be_edited(own_app: WebApp) -> None:
+    app, server = own_app, own_app.server
+    page = app.open_window("/agents/clerk")
+    list_ = app.open_window("/schedules/heartbeat", size="phone", theme="dark", polling=False)  # updated by events only
+    page.get_by_role("heading", name="Heartbeat").click()
+    page.get_by_label("Interval (seconds)").fill("3600")
+    page.get_by_label("Active from").fill("eight")
     expect(page.get_by_role("alert")).to_contain_text("must be a time of day")
-    page.get_by_label("Not before").fill("08:00")
-    page.get_by_label("Where it looks").select_option("main")
+    page.get_by_label("Active from").fill("08:00")
+    page.get_by_label("Conversation", exact=True).select_option("main")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("region", name="Save")).to_have_count(0)
-    kept = rim.do("agent.show", name="clerk")["heartbeat"]
+    kept = server.do("agent.show", name="clerk")["heartbeat"]
     assert (kept["every_s"], kept["active_start"], kept["place"]) == (3600, "08:00", "main")
-    assert violations(page) == []
-    expect(beat(list_, "clerk")).to_contain_text("Every hour")
-    assert violations(list_) == [] and not scrolls_sideways(list_)
-    page.get_by_label("Every so many seconds").fill("")
-    page.get_by_label("Not before").fill("")
-    page.get_by_label("Where it looks").select_option("as the house has it")
+    assert find_violations(page) == []
+    expect(heartbeat(list_, "clerk")).to_contain_text("Every hour")
+    assert find_violations(list_) == [] and not scrolls_sideways(list_)
+    page.get_by_label("Interval (seconds)").fill("")
+    page.get_by_label("Active from").fill("")
+    page.get_by_label("Conversation", exact=True).select_option("Default")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("region", name="Save")).to_have_count(0)
-    assert set(rim.do("agent.show", name="clerk")["heartbeat"].values()) == {None}
-    front.complaints.clear()  # of the refusal, which was meant
+    assert set(server.do("agent.show", name="clerk")["heartbeat"].values()) == {None}
+    app.console_errors.clear()  # the refused request was expected
 
 
-# --- session policy ---
+# --- context reset ---
 
 
-def test_when_an_agent_begins_afresh_is_set_where_it_is_edited(front: Front, rim: Rim) -> None:
-    page = front.window("/agents/clerk")
-    page.get_by_role("heading", name="When it begins afresh").click()
-    daily = page.get_by_label("Every day at")
-    expect(daily).to_have_attribute("placeholder", "as the house has it: 04:00")
+def test_the_context_reset_of_an_agent_can_be_edited(app: WebApp, server: Rim) -> None:
+    page = app.open_window("/agents/clerk")
+    page.get_by_role("heading", name="Context reset").click()
+    daily = page.get_by_label("Daily reset time")
+    expect(daily).to_have_attribute("placeholder", "Default: 04:00")
     daily.fill("25:00")
     expect(page.get_by_role("alert")).to_contain_text("must be a time of day")
     expect(daily).to_have_attribute("aria-invalid", "true")
     expect(page.get_by_role("button", name="Save")).to_be_disabled()
     daily.fill("06:30")
-    page.get_by_label("After so many minutes without a word").fill("90")
-    page.get_by_label("With so many tokens in the context").fill("60000")
+    page.get_by_label("Idle time before a reset (minutes)").fill("90")
+    page.get_by_label("Maximum context size (tokens)").fill("60000")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("region", name="Save")).to_have_count(0)
-    kept = rim.do("agent.show", name="clerk")["reset"]
+    kept = server.do("agent.show", name="clerk")["reset"]
     assert kept == {"daily_at": "06:30", "idle_minutes": 90, "context_tokens_max": 60_000}
-    assert violations(page) == []
-    page.get_by_role("heading", name="When it begins afresh").click()
-    expect(page.locator("summary").filter(has_text="When it begins afresh")).to_contain_text("every day at 06:30")
-    page.get_by_role("heading", name="When it begins afresh").click()
-    for label in ("Every day at", "After so many minutes without a word", "With so many tokens in the context"):
+    assert find_violations(page) == []
+    page.get_by_role("heading", name="Context reset").click()
+    expect(page.locator("summary").filter(has_text="Context reset")).to_contain_text("daily at 06:30")
+    page.get_by_role("heading", name="Context reset").click()
+    for label in ("Daily reset time", "Idle time before a reset (minutes)", "Maximum context size (tokens)"):
         page.get_by_label(label).fill("")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("region", name="Save")).to_have_count(0)
-    kept = rim.do("agent.show", name="clerk")["reset"]
+    kept = server.do("agent.show", name="clerk")["reset"]
     assert kept == {"daily_at": None, "idle_minutes": None, "context_tokens_max": None}
-    front.complaints.clear()  # of the refusal, which was meant
+    app.console_errors.clear()  # the refused request was expected

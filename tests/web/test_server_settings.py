@@ -1,4 +1,4 @@
-"""The house in the page: people, tokens, settings, doctor, audit and log, each thing done as its owner does it."""
+"""The Settings screen: people, tokens, configuration, doctor, audit, logs, skills and provider keys."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
-from web.browser import Front, scrolls_sideways, settling, violations
-from web.chat_actions import wait_for_copy
+from web.browser import WebApp, find_violations, scrolls_sideways, track_requests
+from web.chat_actions import wait_for_clipboard
 
 SETTINGS = """# mine
 [house]
@@ -22,14 +22,17 @@ requests_per_minute = 100000
 
 [agents.porter]
 model = "guide"
-description = "Opens the door"
+description = "Answers senders"
 
 [people.zoe]
 role = "guest"
 """
 HOSTILE = "<img src=x onerror=alert(1)> **bold** \u202egnp.exe"
-PARTS = ("", "/people", "/tokens", "/settings", "/settings/text", "/settings/staff", "/doctor", "/audit", "/logs")
-MORE_PARTS = ("/models", "/skills", "/plugins", "/mcp")
+SECTIONS = (
+    *("", "/people", "/tokens", "/configuration", "/configuration/text", "/configuration/apply"),
+    *("/doctor", "/audit", "/logs"),
+)
+MORE_SECTIONS = ("/models", "/skills", "/plugins", "/mcp")
 
 
 def dialog(page: Page, name: str) -> Locator:
@@ -40,310 +43,310 @@ def person_row(page: Page, name: str) -> Locator:
     return page.get_by_role("listitem").filter(has=page.get_by_text(name, exact=True))
 
 
-def kept_nowhere(page: Page, secret: str) -> bool:
-    """Neither shown, nor in the address, nor in anything the browser keeps."""
+def is_secret_gone(page: Page, secret: str) -> bool:
+    """Whether a secret is neither shown, nor in the URL, nor in the storage of the browser."""
     typed = "[...document.querySelectorAll('input, textarea')].map(each => each.value)"
     seen = f"[document.documentElement.outerHTML, location.href, {{...localStorage}}, {{...sessionStorage}}, {typed}]"
     return secret not in page.evaluate(f"() => JSON.stringify({seen})")
 
 
 @pytest.fixture
-def settings_file(front: Front) -> Iterator[Path]:
-    """The file as it was, for whoever comes next."""
-    file = front.rim.process.home / "retinue.toml"
+def settings_file(app: WebApp) -> Iterator[Path]:
+    """The settings file, restored after the test."""
+    file = app.server.process.home / "retinue.toml"
     yield file
     file.write_text(SETTINGS)
-    front.rim.do("config.reload")
+    app.server.do("config.reload")
 
 
 @pytest.mark.parametrize(("size", "theme"), [("laptop", "dark"), ("phone", "light")])
-def test_every_part_of_the_house_can_be_used_by_anyone(front: Front, size: str, theme: str) -> None:
-    page = front.window("/house", size=size, theme=theme)  # pyright: ignore[reportArgumentType]
-    settle, found = settling(page), dict[str, list[str]]()
-    for part in PARTS + MORE_PARTS:
-        page.goto(f"{front.rim.address}/house{part}")
-        expect(page.get_by_role("heading", level=1, name="House")).to_be_visible()
-        settle()
-        found[part] = violations(page) + (["scrolls sideways"] if scrolls_sideways(page) else [])
-    assert {part: what for part, what in found.items() if what} == {}
+def test_the_settings_screens_are_accessible(app: WebApp, size: str, theme: str) -> None:
+    page = app.open_window("/settings", size=size, theme=theme)  # pyright: ignore[reportArgumentType]
+    wait_until_settled, found = track_requests(page), dict[str, list[str]]()
+    for section in SECTIONS + MORE_SECTIONS:
+        page.goto(f"{app.server.address}/settings{section}")
+        expect(page.get_by_role("heading", level=1, name="Settings")).to_be_visible()
+        wait_until_settled()
+        found[section] = find_violations(page) + (["scrolls sideways"] if scrolls_sideways(page) else [])
+    assert {section: what for section, what in found.items() if what} == {}
 
 
-def test_the_overview_says_how_the_house_is_and_backs_it_up(front: Front) -> None:
-    page = front.window("/runs")  # no field takes the focus there
+def test_the_overview_shows_the_status_and_creates_a_backup(app: WebApp) -> None:
+    page = app.open_window("/runs")  # no field has the focus there
     expect(page.get_by_role("heading", level=1, name="Runs")).to_be_visible()
     page.keyboard.press("g")
     page.keyboard.press("h")
-    expect(page).to_have_url(f"{front.rim.address}/house")
-    expect(page.get_by_text("The ledger holds")).to_be_visible()
-    expect(page.get_by_role("region", name="This house")).to_contain_text(front.rim.address)
+    expect(page).to_have_url(f"{app.server.address}/settings")
+    expect(page.get_by_text("No message is missing")).to_be_visible()
+    expect(page.get_by_role("region", name="Server")).to_contain_text(app.server.address)
     health = page.get_by_role("region", name="Health")
-    expect(health).to_contain_text("there is no backup here")
-    page.get_by_role("button", name="Back up now").click()
+    expect(health).to_contain_text("no backup found")
+    page.get_by_role("button", name="Create backup").click()
     backup = page.get_by_role("region", name="Backup")
-    expect(backup).to_contain_text("It was read back and is sound.")
+    expect(backup).to_contain_text("The copy was verified.")
     folder = Path(backup.locator("code").inner_text())
     assert (folder / "manifest.json").exists() or any(folder.iterdir())
-    expect(health).not_to_contain_text("there is no backup here")
+    expect(health).not_to_contain_text("no backup found")
 
 
-def test_someone_is_invited_comes_in_by_the_address_and_is_forgotten(front: Front) -> None:
-    page, other = front.window("/house/people"), front.window("/house/people")
-    page.get_by_role("button", name="Invite someone").click()
+def test_a_person_is_invited_accepts_and_is_deleted(app: WebApp) -> None:
+    page, other = app.open_window("/settings/people"), app.open_window("/settings/people")
+    page.get_by_role("button", name="Invite person").click()
     page.get_by_label("Name").fill("Not A Name!")
-    page.get_by_role("button", name="Make the invitation").click()
-    expect(dialog(page, "Invite someone").get_by_role("alert")).to_contain_text("name")
-    front.complaints.clear()  # of the refusal, which was meant
+    page.get_by_role("button", name="Create invitation").click()
+    expect(dialog(page, "Invite person").get_by_role("alert")).to_contain_text("name")
+    app.console_errors.clear()  # the refused request was expected
     page.get_by_label("Name").fill("maria")
     page.get_by_label("Guest").check()
-    page.get_by_role("button", name="Make the invitation").click()
+    page.get_by_role("button", name="Create invitation").click()
     shown = dialog(page, "Invitation for maria")
-    expect(shown).to_contain_text("shown this once")
+    expect(shown).to_contain_text("shown only once")
     address = shown.locator("code").first.inner_text()
     secret = address.partition("#invitation=")[2]
-    shown.get_by_role("button", name="Copy it: Address to open").click()
-    wait_for_copy(page, lambda copied: copied == address)
-    page.mouse.click(5, 5)  # a slip beside it does not lose it
+    shown.get_by_role("button", name="Copy: URL to open").click()
+    wait_for_clipboard(page, lambda copied: copied == address)
+    page.mouse.click(5, 5)  # a click outside does not close the dialog
     expect(shown).to_be_visible()
-    shown.get_by_role("button", name="I have kept it").click()
-    assert kept_nowhere(page, secret)
+    shown.get_by_role("button", name="Done").click()
+    assert is_secret_gone(page, secret)
 
-    theirs = front.window("/chat")  # whoever opens it is asked first, and only then becomes someone else
-    theirs.goto("about:blank")
-    theirs.goto(address)
-    expect(theirs.get_by_role("heading", name="You are invited")).to_be_visible()
-    assert secret not in theirs.url and violations(theirs) == []
-    assert [each["name"] for each in front.rim.do("person.list")["people"]] == ["owner"]
-    theirs.get_by_role("button", name="Come in").click()
-    expect(theirs.get_by_role("button", name="You are maria")).to_be_visible()
-    expect(theirs.get_by_role("link", name="House")).to_have_count(0)
-    kinds = [each["kind"] for each in front.rim.do("token.list", principal="person:maria")["tokens"]]
-    assert kinds == ["web"]  # the token that nobody was shown is gone
+    invited = app.open_window("/chat")  # the invitation must be accepted before the person changes
+    invited.goto("about:blank")
+    invited.goto(address)
+    expect(invited.get_by_role("heading", name="Invitation")).to_be_visible()
+    assert secret not in invited.url and find_violations(invited) == []
+    assert [each["name"] for each in app.server.do("person.list")["people"]] == ["owner"]
+    invited.get_by_role("button", name="Accept invitation").click()
+    expect(invited.get_by_role("button", name="Signed in as maria")).to_be_visible()
+    expect(invited.get_by_role("link", name="Settings")).to_have_count(0)
+    kinds = [each["kind"] for each in app.server.do("token.list", principal="person:maria")["tokens"]]
+    assert kinds == ["web"]  # the unused token is gone
 
     for window in (page, other):
         window.bring_to_front()
         window.evaluate("dispatchEvent(new Event('focus'))")
         expect(person_row(window, "maria")).to_be_visible()
     page.get_by_label("Role of maria").select_option("Member")
-    expect(page.get_by_text("maria is a member from now on.")).to_be_visible()
-    assert {"name": "maria", "role": "member", "level": "standard"} in front.rim.do("person.list")["people"]
+    expect(page.get_by_text("maria now has the role member.")).to_be_visible()
+    assert {"name": "maria", "role": "member", "level": "standard"} in app.server.do("person.list")["people"]
 
-    page.get_by_role("button", name="What to do with maria").click()
-    page.get_by_role("menuitem", name="Forget").click()
-    sure = dialog(page, "Forget maria?")
-    expect(sure).to_contain_text("cannot be undone")
-    expect(sure.get_by_role("button", name="Forget", exact=True)).to_be_disabled()
-    sure.get_by_label("Type maria to confirm").fill("maria")
-    sure.get_by_role("button", name="Forget", exact=True).click()
+    page.get_by_role("button", name="Actions for maria").click()
+    page.get_by_role("menuitem", name="Delete person").click()
+    confirmation = dialog(page, "Delete maria?")
+    expect(confirmation).to_contain_text("cannot be undone")
+    expect(confirmation.get_by_role("button", name="Delete person", exact=True)).to_be_disabled()
+    confirmation.get_by_label("Type maria to confirm").fill("maria")
+    confirmation.get_by_role("button", name="Delete person", exact=True).click()
     expect(person_row(page, "maria")).to_have_count(0)
-    assert [each["name"] for each in front.rim.do("person.list")["people"]] == ["owner"]
-    front.complaints.clear()  # of her window, which was signed out
+    assert [each["name"] for each in app.server.do("person.list")["people"]] == ["owner"]
+    app.console_errors.clear()  # the window of maria was signed out
 
 
-def test_an_invitation_that_was_used_says_so_and_can_be_left(front: Front) -> None:
-    page = front.window()
+def test_a_used_invitation_shows_an_error_and_can_be_declined(app: WebApp) -> None:
+    page = app.open_window()
     page.goto("about:blank")
-    page.goto(f"{front.rim.address}/#invitation=long-gone")
-    page.get_by_role("button", name="Come in").click()
+    page.goto(f"{app.server.address}/#invitation=long-gone")
+    page.get_by_role("button", name="Accept invitation").click()
     expect(page.get_by_role("alert")).to_contain_text("ask for a new one")
     page.get_by_role("button", name="Not now").click()
-    expect(page.get_by_role("button", name="You are owner")).to_be_visible()
-    front.complaints.clear()  # of the refusal, which was meant
+    expect(page.get_by_role("button", name="Signed in as owner")).to_be_visible()
+    app.console_errors.clear()  # the refused request was expected
 
 
-def test_a_token_is_shown_once_works_and_is_rotated_and_revoked(front: Front) -> None:
-    page = front.window("/house/tokens")
+def test_a_token_is_shown_once_rotated_and_revoked(app: WebApp) -> None:
+    page = app.open_window("/settings/tokens")
     page.get_by_role("button", name="New token").click()
-    page.get_by_label("What it is for").fill(HOSTILE)
-    page.get_by_label("Good for").select_option("30 days")
-    page.get_by_role("button", name="Make it").click()
+    page.get_by_label("Label").fill(HOSTILE)
+    page.get_by_label("Expiry").select_option("30 days")
+    page.get_by_role("button", name="Create", exact=True).click()
     shown = dialog(page, "Your new token")
     secret = shown.locator("code").inner_text()
-    expect(shown).to_contain_text("nobody can show it to you again")
-    assert front.rim.do("person.whoami", as_=secret)["address"] == "person:owner"
+    expect(shown).to_contain_text("cannot show it again")
+    assert app.server.do("person.whoami", as_=secret)["address"] == "person:owner"
     page.keyboard.press("Escape")
-    expect(shown).to_have_count(0)
-    assert kept_nowhere(page, secret)
+    expect(page.locator("dialog")).to_have_count(0)  # a closed dialog is removed a moment later
+    assert is_secret_gone(page, secret)
     row = page.get_by_role("listitem").filter(has_text="onerror")
     expect(row).to_contain_text("<img src=x")
     expect(page.locator("main img")).to_have_count(0)
 
     row.get_by_role("button").click()
-    page.get_by_role("menuitem", name="New secret").click()
-    dialog(page, "Put a new secret in its place?").get_by_role("button", name="New secret").click()
-    renewed = dialog(page, "The new secret").locator("code").inner_text()
-    page.get_by_role("button", name="I have kept it").click()
-    assert front.rim.ask("POST", "/api/person/whoami", {}, token=secret).status == 401
-    assert front.rim.do("person.whoami", as_=renewed)["level"] == "boss"
+    page.get_by_role("menuitem", name="Rotate secret").click()
+    dialog(page, "Rotate the secret of this token?").get_by_role("button", name="Rotate secret").click()
+    renewed = dialog(page, "New secret").locator("code").inner_text()
+    page.get_by_role("button", name="Done").click()
+    assert app.server.ask("POST", "/api/person/whoami", {}, token=secret).status == 401
+    assert app.server.do("person.whoami", as_=renewed)["level"] == "boss"
 
     row.get_by_role("button").click()
     page.get_by_role("menuitem", name="Revoke").click()
     page.get_by_role("dialog").get_by_role("button", name="Revoke", exact=True).click()
     expect(row).to_have_count(0)
-    assert front.rim.ask("POST", "/api/person/whoami", {}, token=renewed).status == 401
+    assert app.server.ask("POST", "/api/person/whoami", {}, token=renewed).status == 401
 
 
-def test_a_token_of_an_agent_has_its_rights_and_its_own_list(front: Front) -> None:
-    page = front.window("/house/tokens")
-    page.get_by_label("Whose").select_option("agent:clerk")
+def test_a_token_of_an_agent_acts_as_that_agent(app: WebApp) -> None:
+    page = app.open_window("/settings/tokens")
+    page.get_by_label("Tokens of").select_option("agent:clerk")
     expect(page).to_have_url(re.compile(r"of=agent%3Aclerk"))
     page.get_by_role("button", name="New token").click()
-    page.get_by_label("What it is for").fill("a script of the clerk")
-    expect(page.get_by_label("For whom")).to_have_value("agent:clerk")
-    page.get_by_role("button", name="Make it").click()
+    page.get_by_label("Label").fill("a script of the clerk")
+    expect(page.get_by_label("Principal")).to_have_value("agent:clerk")
+    page.get_by_role("button", name="Create", exact=True).click()
     secret = dialog(page, "New token for clerk").locator("code").inner_text()
-    assert front.rim.do("person.whoami", as_=secret)["address"] == "agent:clerk"
-    page.get_by_role("button", name="I have kept it").click()
+    assert app.server.do("person.whoami", as_=secret)["address"] == "agent:clerk"
+    page.get_by_role("button", name="Done").click()
     expect(page.get_by_role("listitem").filter(has_text="a script of the clerk")).to_be_visible()
 
 
-def test_an_address_signs_another_device_in_once(front: Front) -> None:
-    page = front.window("/house/tokens")
-    page.get_by_role("button", name="Make a sign-in address").click()
+def test_a_sign_in_url_signs_in_another_device(app: WebApp) -> None:
+    page = app.open_window("/settings/tokens")
+    page.get_by_role("button", name="Create sign-in URL").click()
     shown = dialog(page, "Sign in another device")
     address = shown.locator("code").inner_text()
-    assert address.startswith(f"{front.rim.address}/#code=")
-    page.get_by_role("button", name="I have kept it").click()
-    assert kept_nowhere(page, address.partition("=")[2])
+    assert address.startswith(f"{app.server.address}/#code=")
+    page.get_by_role("button", name="Done").click()
+    assert is_secret_gone(page, address.partition("=")[2])
     other = page.context.browser
     assert other is not None
     device = other.new_context()
     try:
         opened = device.new_page()
         opened.goto(address)
-        expect(opened.get_by_role("button", name="You are owner")).to_be_visible()
+        expect(opened.get_by_role("button", name="Signed in as owner")).to_be_visible()
     finally:
         device.close()
 
 
-def test_a_setting_is_changed_by_the_form_with_its_diff_and_when_it_counts(front: Front, settings_file: Path) -> None:
-    page, other = front.window("/house/settings"), front.window("/house/settings")
+def test_a_setting_is_changed_in_the_form_after_a_review(app: WebApp, settings_file: Path) -> None:
+    page, other = app.open_window("/settings/configuration"), app.open_window("/settings/configuration")
     drain = page.get_by_label("drain_s", exact=True)
     expect(drain).to_have_value("5")
     row = page.locator(".setting").filter(has=page.get_by_label("drain_s", exact=True))
     expect(row).to_contain_text("from file, line 3")
     drain.fill("99999")
     expect(row.get_by_role("alert")).to_contain_text("Must be from 0 to 3600")
-    expect(page.get_by_role("button", name="Look at the changes")).to_be_disabled()
+    expect(page.get_by_role("button", name="Review changes")).to_be_disabled()
     drain.fill("7")
     expect(row.get_by_role("alert")).to_have_count(0)
     page.get_by_label("Find a setting").fill("mirrored")
     page.get_by_label("enabled", exact=True).check()
-    page.get_by_role("button", name="Look at the changes").click()
-    review = dialog(page, "What changes")
-    diff = review.get_by_label("The settings file, before and after")
+    page.get_by_role("button", name="Review changes").click()
+    review = dialog(page, "Changes")
+    diff = review.get_by_label("Settings file, before and after")
     expect(diff).to_contain_text("drain_s = 5.0 # quick")
     expect(diff).to_contain_text("drain_s = 7 # quick")
     effects = review.get_by_role("listitem")
     expect(effects.filter(has_text="house.drain_s")).to_contain_text("at once")
-    expect(effects.filter(has_text="house.mirror.enabled")).to_contain_text("at the next start")
-    assert settings_file.read_text() == SETTINGS  # so far, nothing was done
+    expect(effects.filter(has_text="house.mirror.enabled")).to_contain_text("after a restart")
+    assert settings_file.read_text() == SETTINGS  # nothing is written before Save
     review.get_by_role("button", name="Save").click()
-    expect(page.get_by_text("The settings are saved.")).to_be_visible()
+    expect(page.get_by_text("The settings were saved.")).to_be_visible()
     assert "drain_s = 7 # quick" in settings_file.read_text() and settings_file.read_text().startswith("# mine")
-    shown = front.rim.do("config.show")
+    shown = app.server.do("config.show")
     assert shown["settings"]["drain_s"] == 7 and shown["waiting-for-a-restart"] == ["house.mirror.enabled"]
-    expect(page.get_by_text("waits for the next start")).to_be_visible()
+    expect(page.get_by_text("restart required")).to_be_visible()
     other.bring_to_front()
     other.evaluate("dispatchEvent(new Event('focus'))")
     expect(other.get_by_label("drain_s", exact=True)).to_have_value("7")
 
 
-def test_a_file_that_someone_else_changed_meanwhile_is_not_overwritten(front: Front, settings_file: Path) -> None:
-    page = front.window("/house/settings")
+def test_a_settings_file_changed_by_others_is_not_overwritten(app: WebApp, settings_file: Path) -> None:
+    page = app.open_window("/settings/configuration")
     page.get_by_label("drain_s", exact=True).fill("8")
-    page.get_by_role("button", name="Look at the changes").click()
-    review = dialog(page, "What changes")
+    page.get_by_role("button", name="Review changes").click()
+    review = dialog(page, "Changes")
     expect(review.get_by_role("button", name="Save")).to_be_enabled()
     settings_file.write_text(SETTINGS + "\n# by hand\n")
     review.get_by_role("button", name="Save").click()
-    expect(review.get_by_role("alert")).to_contain_text("has changed since it was read")
+    expect(review.get_by_role("alert")).to_contain_text("has changed since you read it")
     assert settings_file.read_text().endswith("# by hand\n") and "drain_s = 5.0" in settings_file.read_text()
-    front.complaints.clear()  # of the refusal, which was meant
+    app.console_errors.clear()  # the refused request was expected
     page.keyboard.press("Escape")
-    page.get_by_role("button", name="Discard").click()
+    page.get_by_role("button", name="Discard changes").click()
 
 
-def test_the_file_is_changed_as_text_and_faults_are_told_by_line(front: Front, settings_file: Path) -> None:
-    page = front.window("/house/settings/text")
-    text = page.get_by_label("The settings file")
+def test_the_settings_file_is_edited_as_text_with_errors_by_line(app: WebApp, settings_file: Path) -> None:
+    page = app.open_window("/settings/configuration/text")
+    text = page.get_by_label("Settings file", exact=True)
     expect(text).to_have_value(SETTINGS)
     text.fill(SETTINGS.replace("drain_s", "drane_s"))
     expect(page.get_by_role("alert")).to_contain_text("line 3")
     expect(page.get_by_role("alert")).to_contain_text("did you mean `drain_s`?")
     text.fill(SETTINGS.replace("5.0", "6.5"))
     expect(page.get_by_role("alert")).to_have_count(0)
-    page.get_by_role("button", name="Look at the changes").click()
-    dialog(page, "What changes").get_by_role("button", name="Save").click()
-    expect(page.get_by_text("The settings are saved.")).to_be_visible()
+    page.get_by_role("button", name="Review changes").click()
+    dialog(page, "Changes").get_by_role("button", name="Save").click()
+    expect(page.get_by_text("The settings were saved.")).to_be_visible()
     assert settings_file.read_text() == SETTINGS.replace("5.0", "6.5")
     settings_file.write_text(SETTINGS)
-    page.get_by_role("button", name="Read the file again").click()
-    expect(page.get_by_text("The file was read again: 1 change.")).to_be_visible()
+    page.get_by_role("button", name="Reload file").click()
+    expect(page.get_by_text("The file was reloaded: 1 change.")).to_be_visible()
     expect(text).to_have_value(SETTINGS)
 
 
-def test_the_staff_of_the_file_is_put_in_place_and_what_differs_is_asked_about(front: Front) -> None:
-    page = front.window("/house/settings/staff")
+def test_declared_agents_and_people_are_applied_and_differences_are_confirmed(app: WebApp) -> None:
+    page = app.open_window("/settings/configuration/apply")
     porter = page.get_by_role("listitem").filter(has_text="porter")
-    expect(porter).to_contain_text("is added")
+    expect(porter.get_by_text("add", exact=True)).to_be_visible()
     page.get_by_role("button", name="Apply", exact=True).click()
-    shown = dialog(page, "Tokens of those who were added")
+    shown = dialog(page, "Tokens of the added agents and people")
     secret = shown.locator("code").inner_text()
-    assert front.rim.do("person.whoami", as_=secret)["address"] == "person:zoe"
-    page.get_by_role("button", name="I have kept it").click()
-    assert kept_nowhere(page, secret)
-    expect(porter).to_contain_text("is as it says")
-    front.rim.do("agent.set", name="porter", description=HOSTILE)
+    assert app.server.do("person.whoami", as_=secret)["address"] == "person:zoe"
+    page.get_by_role("button", name="Done").click()
+    assert is_secret_gone(page, secret)
+    expect(porter).to_contain_text("unchanged")
+    app.server.do("agent.set", name="porter", description=HOSTILE)
     expect(porter).to_contain_text("differs")
     expect(page.get_by_label("porter, description")).to_contain_text("<img src=x")
-    page.get_by_role("button", name="Apply, and overwrite what differs").click()
-    page.get_by_role("dialog").get_by_role("button", name="Apply, and overwrite what differs").click()
-    expect(porter).to_contain_text("is as it says")
-    assert front.rim.do("agent.show", name="porter")["description"] == "Opens the door"
-    front.rim.do("person.forget", name="zoe", confirm="zoe")
+    page.get_by_role("button", name="Apply and overwrite").click()
+    page.get_by_role("dialog").get_by_role("button", name="Apply and overwrite").click()
+    expect(porter).to_contain_text("unchanged")
+    assert app.server.do("agent.show", name="porter")["description"] == "Answers senders"
+    app.server.do("person.forget", name="zoe", confirm="zoe")
 
 
-def test_the_doctor_says_what_to_do_and_closes_what_is_open(front: Front) -> None:
-    home = front.rim.process.home
+def test_the_doctor_shows_suggestions_and_fixes_file_permissions(app: WebApp) -> None:
+    home = app.server.process.home
     home.chmod(0o755)
-    page = front.window("/house/doctor")
-    closed = page.get_by_role("region", name="How well the house is closed")
-    expect(closed).to_contain_text("others than you can reach")
-    expect(closed).to_contain_text("chmod go=")
-    page.get_by_role("button", name="Look at everything").click()
-    expect(page.get_by_text("Everything was looked at.")).to_be_visible()
-    page.get_by_role("button", name=re.compile(r"Close \d+ thing")).click()
-    sure = dialog(page, "Take rights to files away from others?")
+    page = app.open_window("/settings/doctor")
+    security = page.get_by_role("region", name="Security")
+    expect(security).to_contain_text("other users can access")
+    expect(security).to_contain_text("chmod go=")
+    page.get_by_role("button", name="Run all checks").click()
+    expect(page.get_by_text("All checks were run.")).to_be_visible()
+    page.get_by_role("button", name=re.compile(r"Fix \d+ issue")).click()
+    confirmation = dialog(page, "Restrict file permissions?")
     assert home.stat().st_mode & 0o077
-    sure.get_by_role("button", name=re.compile(r"Close \d+ thing")).click()
-    expect(closed).not_to_contain_text("others than you can reach")
+    confirmation.get_by_role("button", name=re.compile(r"Fix \d+ issue")).click()
+    expect(security).not_to_contain_text("other users can access")
     assert not home.stat().st_mode & 0o077
 
 
-def test_the_audit_is_filtered_verified_and_exported(front: Front, tmp_path: Path) -> None:
+def test_the_audit_log_is_filtered_verified_and_exported(app: WebApp, tmp_path: Path) -> None:
     for number in range(60):
-        front.rim.do("token.create", label=f"many {number}", principal="agent:guide")
-    front.rim.do("agent.set", name="clerk", description="Keeps the papers")
-    page = front.window("/house/audit")
-    lines = page.get_by_role("region", name="What was decided and done").locator("summary")
+        app.server.do("token.create", label=f"many {number}", principal="agent:guide")
+    app.server.do("agent.set", name="clerk", description="Keeps the papers")
+    page = app.open_window("/settings/audit")
+    lines = page.get_by_role("region", name="Audit log").locator("summary")
     expect(lines).to_have_count(50)
     page.get_by_role("button", name="Show more").click()
     expect(lines).not_to_have_count(50)
     page.get_by_label("Kind").select_option("agent changed")
     page.get_by_label("Agent").select_option("clerk")
-    page.get_by_label("Who").select_option("person:owner")
+    page.get_by_label("Principal").select_option("person:owner")
     page.get_by_label("Since").select_option("The last hour")
     expect(page).to_have_url(re.compile(r"kind=agent-changed&agent=clerk&who=person%3Aowner&since=-1h"))
     expect(lines).to_have_count(1)
     lines.click()
     expect(page.get_by_text(re.compile("^[0-9a-f]{64}$"))).to_be_visible()
-    front.rim.do("agent.set", name="clerk", description="Keeps the papers in order")
-    expect(lines).to_have_count(2)  # by itself
-    page.get_by_label("Who").select_option("agent:guide")
-    expect(page.get_by_role("heading", name="Nothing here")).to_be_visible()
+    app.server.do("agent.set", name="clerk", description="Keeps the papers in order")
+    expect(lines).to_have_count(2)  # without a reload
+    page.get_by_label("Principal").select_option("agent:guide")
+    expect(page.get_by_role("heading", name="No audit entries")).to_be_visible()
 
     page.get_by_role("button", name="Verify").click()
-    expect(dialog(page, "Whether the audit is as it was written")).to_contain_text("The audit holds")
+    expect(dialog(page, "Audit verification")).to_contain_text("The audit log is intact")
     page.keyboard.press("Escape")
     with page.expect_download() as given:
         page.get_by_role("button", name="Export").click()
@@ -353,71 +356,71 @@ def test_the_audit_is_filtered_verified_and_exported(front: Front, tmp_path: Pat
     assert "export" in exported[0] and sum(each.get("kind") == "token-made" for each in exported) >= 60
 
 
-def test_the_log_follows_is_filtered_and_is_held_where_one_reads(front: Front) -> None:
-    file = front.rim.process.home / "logs" / "retinue.log"
+def test_the_log_follows_new_lines_and_pauses_when_scrolled_up(app: WebApp) -> None:
+    file = app.server.process.home / "logs" / "retinue.log"
 
     def log(*lines: str) -> None:
         with file.open("a") as opened:
             opened.writelines(f"2026-11-15T09:00:00+0000 {line}\n" for line in lines)
 
-    page = front.window("/house/logs", turns_clock=True)
-    shown = page.get_by_role("region", name="Lines of the log")
-    expect(shown).to_contain_text('"house open"')
+    page = app.open_window("/settings/logs", fake_clock=True)
+    shown = page.get_by_role("region", name="Log lines")
+    expect(shown).to_contain_text('"server started"')
     log(f'warning "something odd" text="{HOSTILE}"')
     page.clock.fast_forward("00:02")
-    expect(shown).to_contain_text("<img src=x")  # by itself
+    expect(shown).to_contain_text("<img src=x")  # without a reload
     expect(page.locator("main img")).to_have_count(0)
     log(*(f'info "line" number={number}' for number in range(150)), 'error "the very last"')
     page.clock.fast_forward("00:02")
     expect(shown).to_contain_text("the very last")
-    expect(page.get_by_text("New lines come by themselves.")).to_be_visible()
+    expect(page.get_by_text("New lines appear automatically.")).to_be_visible()
     shown.evaluate("node => { node.scrollTop = 0 }")
-    expect(page.get_by_text("Held, because you scrolled up.")).to_be_visible()
+    expect(page.get_by_text("Paused because you scrolled up.")).to_be_visible()
     log('info "after that"')
-    page.get_by_role("button", name="To the newest").click()
+    page.get_by_role("button", name="Jump to newest").click()
     page.clock.fast_forward("00:02")
     expect(shown).to_contain_text("after that")
     assert shown.inner_text().count("the very last") == 1
-    page.get_by_label("From level").select_option("Warning")
+    page.get_by_label("Minimum level").select_option("Warning")
     expect(shown).not_to_contain_text("number=149")
     expect(shown).to_contain_text("the very last")
     page.get_by_label("Find in the log").fill("ODD")
     expect(shown.locator(".line")).to_have_count(1)
-    page.get_by_role("button", name="Copy what is shown").click()
-    wait_for_copy(page, lambda copied: "something odd" in copied)
+    page.get_by_role("button", name="Copy the lines shown").click()
+    wait_for_clipboard(page, lambda copied: "something odd" in copied)
 
 
-def test_a_skill_is_read_before_it_is_found_good(front: Front) -> None:
-    folder = front.rim.process.home / "skills" / "weather"
+def test_a_skill_is_shown_before_it_is_approved(app: WebApp) -> None:
+    folder = app.server.process.home / "skills" / "weather"
     folder.mkdir(parents=True)
     (folder / "SKILL.md").write_text(
         f"---\nname: weather\ndescription: How to look it up\n---\nAsk the sky. {HOSTILE}\n"
     )
-    page = front.window("/house/skills")
+    page = app.open_window("/settings/skills")
     row = page.get_by_role("listitem").filter(has_text="weather")
-    expect(row).to_contain_text("not looked at yet")
-    row.get_by_role("button", name="Read weather").click()
-    expect(page.get_by_role("region", name="All that it says")).to_contain_text("<img src=x")
-    page.get_by_role("button", name="Find it good").click()
-    expect(row).to_contain_text("found good")
-    assert [each["state"] for each in front.rim.do("skill.list")["skills"] if each["name"] == "weather"] == ["ready"]
-    row.get_by_role("button", name="Take that back").click()
-    expect(row).to_contain_text("not looked at yet")
+    expect(row).to_contain_text("not approved")
+    row.get_by_role("button", name="Show content of weather").click()
+    expect(page.get_by_role("region", name="Content")).to_contain_text("<img src=x")
+    page.get_by_role("button", name="Approve").click()
+    expect(row.get_by_text("approved", exact=True)).to_be_visible()
+    assert [each["state"] for each in app.server.do("skill.list")["skills"] if each["name"] == "weather"] == ["ready"]
+    row.get_by_role("button", name="Revoke approval").click()
+    expect(row).to_contain_text("not approved")
 
 
-def test_a_key_is_added_by_where_it_is_and_removed(front: Front) -> None:
-    page = front.window("/house/models")
-    page.get_by_role("button", name="Add a key").click()
+def test_a_provider_key_is_added_and_removed(app: WebApp) -> None:
+    page = app.open_window("/settings/models")
+    page.get_by_role("button", name="Add key").click()
     page.get_by_label("Provider", exact=True).fill("anthropic")
     page.get_by_label("Name", exact=True).fill("work")
-    page.get_by_label("Where the key is").select_option("I paste it: it is put away in the home")
+    page.get_by_label("Key location").select_option("Stored by the server")
     page.get_by_label("Key", exact=True).fill("sk-ant-never-shown-again")
-    page.get_by_role("button", name="Add it").click()
+    page.get_by_role("button", name="Save").click()
     row = page.get_by_role("listitem").filter(has_text="work")
     expect(row).to_contain_text("ready")
-    assert kept_nowhere(page, "sk-ant-never-shown-again")
+    assert is_secret_gone(page, "sk-ant-never-shown-again")
     row.get_by_role("button").click()
     page.get_by_role("menuitem", name="Remove").click()
     page.get_by_role("dialog").get_by_role("button", name="Remove", exact=True).click()
     expect(row).to_have_count(0)
-    assert all("work" not in each["id"] for each in front.rim.do("credential.list")["credentials"])
+    assert all("work" not in each["id"] for each in app.server.do("credential.list")["credentials"])

@@ -1,4 +1,4 @@
-"""Words as they are said: none lost, none twice, whatever happens to the house, the line and the window."""
+"""Streamed replies: nothing is lost or repeated when the server, the connection or the window fails."""
 
 from __future__ import annotations
 
@@ -8,112 +8,112 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, WebSocketRoute, expect
-from web.browser import Front
+from web.browser import WebApp
 from web.chat_actions import (
     composer,
+    create_session,
     import_session,
-    lines,
-    new_session,
-    open_talk,
-    own,
+    message_log,
+    open_chat,
+    own_messages,
     replies,
-    said,
-    say,
-    until_quiet,
+    stored_replies,
+    type_message,
+    wait_until_idle,
 )
 
-from retinue.testing.waiting import wait_until_sync
+from retinue.testing.wait_conditions import wait_until_sync
 
 COUNT_TO = 40
 LONG_REPLY_BYTES = 200_000
 
 
-def counted(words: str) -> list[int]:
-    return [int(each) for each in words.replace(",", " ").replace(".", " ").split() if each.isdigit()]
+def parse_numbers(text: str) -> list[int]:
+    return [int(each) for each in text.replace(",", " ").replace(".", " ").split() if each.isdigit()]
 
 
-def expect_counted(page: Page, to: int) -> None:
+def expect_numbers(page: Page, to: int) -> None:
     """Each number once, in order."""
     expect(replies(page)).to_have_count(1)
     expect(replies(page)).to_contain_text("Done.")
     expect(page.get_by_role("button", name="Stop")).to_have_count(0)
-    assert counted(replies(page).inner_text())[-to:] == list(range(1, to + 1))
+    assert parse_numbers(replies(page).inner_text())[-to:] == list(range(1, to + 1))
 
 
-def test_a_house_killed_in_mid_stream_loses_and_doubles_nothing_in_any_window(front: Front) -> None:
-    session = new_session(front)
-    page, other = open_talk(front, session), open_talk(front, session)
-    say(page, f"count to {COUNT_TO}")
+def test_a_server_killed_during_a_stream_loses_and_repeats_nothing(app: WebApp) -> None:
+    session = create_session(app)
+    page, other = open_chat(app, session), open_chat(app, session)
+    type_message(page, f"count to {COUNT_TO}")
     for window in (page, other):
         expect(replies(window)).to_contain_text("20 21")
-    front.rim.process.kill()
-    expect(page.get_by_text("The house does not answer.")).to_be_visible()
-    front.rim.process.open(again_at=front.rim.address)
+    app.server.process.kill()
+    expect(page.get_by_text("The server does not respond.")).to_be_visible()
+    app.server.process.open(again_at=app.server.address)
     for window in (page, other):
-        expect_counted(window, COUNT_TO)
-        expect(own(window, f"count to {COUNT_TO}")).to_have_count(1)
+        expect_numbers(window, COUNT_TO)
+        expect(own_messages(window, f"count to {COUNT_TO}")).to_have_count(1)
         window.reload()
-        expect_counted(window, COUNT_TO)
-    assert [counted(each)[-COUNT_TO:] for each in said(front, session)] == [list(range(1, COUNT_TO + 1))]
+        expect_numbers(window, COUNT_TO)
+    assert [parse_numbers(each)[-COUNT_TO:] for each in stored_replies(app, session)] == [list(range(1, COUNT_TO + 1))]
 
 
 @pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.slow)])
-def test_all_tabs_of_one_person_show_the_same(front: Front, count: int) -> None:
-    session = new_session(front)
-    first = open_talk(front, session)
-    tabs = [first, *(front.tab(first.context, f"/chat/{session}") for _ in range(count - 1))]
-    say(first, "count to 25")
+def test_all_tabs_of_a_person_show_the_same_stream(app: WebApp, count: int) -> None:
+    session = create_session(app)
+    first = open_chat(app, session)
+    tabs = [first, *(app.open_tab(first.context, f"/chat/{session}") for _ in range(count - 1))]
+    type_message(first, "count to 25")
     for tab in tabs:
         expect(replies(tab)).to_contain_text("24 25")
-        expect(own(tab, "count to 25")).to_have_count(1)
-    until_quiet(front, session)
-    [kept] = said(front, session)
+        expect(own_messages(tab, "count to 25")).to_have_count(1)
+    wait_until_idle(app, session)
+    [stored] = stored_replies(app, session)
     for tab in tabs:
         expect(tab.get_by_role("button", name="Stop")).to_have_count(0)
-        assert counted(replies(tab).inner_text()) == counted(kept)
+        assert parse_numbers(replies(tab).inner_text()) == parse_numbers(stored)
 
 
-def test_a_slow_line_is_only_slow(front: Front) -> None:
-    session = new_session(front)
-    page = open_talk(front, session)
-    line = page.context.new_cdp_session(page)
+def test_a_slow_connection_only_delays_the_stream(app: WebApp) -> None:
+    session = create_session(app)
+    page = open_chat(app, session)
+    connection = page.context.new_cdp_session(page)
     slow = {"offline": False, "latency": 400, "downloadThroughput": 6_000, "uploadThroughput": 6_000}
-    line.send("Network.emulateNetworkConditions", slow)
-    say(page, "count to 20")
-    expect(own(page, "count to 20")).to_have_count(1)
-    expect_counted(page, 20)
-    expect(own(page, "count to 20")).to_have_count(1)
+    connection.send("Network.emulateNetworkConditions", slow)
+    type_message(page, "count to 20")
+    expect(own_messages(page, "count to 20")).to_have_count(1)
+    expect_numbers(page, 20)
+    expect(own_messages(page, "count to 20")).to_have_count(1)
 
 
-def test_words_that_come_after_their_line_are_not_said_again(front: Front) -> None:
-    session = new_session(front)
-    page = open_talk(front, session)
+def test_deltas_that_arrive_after_their_record_are_ignored(app: WebApp) -> None:
+    session = create_session(app)
+    page = open_chat(app, session)
     held: list[Callable[[], None]] = []
     holds = True
 
-    def live(line: WebSocketRoute) -> None:
-        def hear(frame: str | bytes) -> None:
-            told = json.loads(frame)
-            is_of_reply = told["type"] == "delta" or told.get("record", {}).get("kind") == "assistant"
-            if holds and (is_of_reply or told.get("news") == "run.ended"):
-                held.append(lambda: line.send(frame))
+    def route_socket(connection: WebSocketRoute) -> None:
+        def forward(frame: str | bytes) -> None:
+            message = json.loads(frame)
+            is_reply = message["type"] == "delta" or message.get("record", {}).get("kind") == "assistant"
+            if holds and (is_reply or message.get("news") == "run.ended"):
+                held.append(lambda: connection.send(frame))
             else:
-                line.send(frame)
+                connection.send(frame)
 
-        line.connect_to_server().on_message(hear)
+        connection.connect_to_server().on_message(forward)
 
-    page.route_web_socket("**/api/live", live)
+    page.route_web_socket("**/api/live", route_socket)
     page.reload()
     expect(composer(page)).to_be_visible()
 
-    def read(route: Route) -> None:
-        """The new lines are asked for when the first words are on their way, and given when all of it was said."""
+    def delay_transcript(route: Route) -> None:
+        """Delay the request for new records until the reply is complete."""
         if "after" in json.loads(route.request.post_data or "{}"):
-            until_said(front, session)
+            wait_for_reply(app, session)
         route.continue_()
 
-    page.route("**/api/session/transcript", read)
-    say(page, "echo late")
+    page.route("**/api/session/transcript", delay_transcript)
+    type_message(page, "echo late")
     expect(replies(page)).to_have_text(["late"])
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     assert held
@@ -125,24 +125,24 @@ def test_words_that_come_after_their_line_are_not_said_again(front: Front) -> No
     assert replies(page).count() == 1
 
 
-def until_said(front: Front, session: str) -> None:
-    wait_until_sync(lambda: said(front, session), "something is said")
-    until_quiet(front, session)
+def wait_for_reply(app: WebApp, session: str) -> None:
+    wait_until_sync(lambda: stored_replies(app, session), "a reply is stored")
+    wait_until_idle(app, session)
 
 
-# --- a model that says what we like, as fast as we like ---
+# --- deltas written by the test ---
 
 
-def wait_for(page: Page, condition: str) -> None:
-    """Playwright's own would evaluate words in the page, which its policy does not allow."""
+def wait_for_condition(page: Page, condition: str) -> None:
+    """Playwright's `wait_for_function` evaluates a string, which the content security policy does not allow."""
     page.evaluate(f"""async () => {{
         while (!({condition})) await new Promise(requestAnimationFrame);
     }}""")
 
 
-def stream(page: Page, session: str, pieces: list[str], kind: str = "text", hurried: range = range(0)) -> None:
-    """Hand the page deltas as the house would, a few a frame, and measure the frames. Those that are `hurried` come
-    many a frame."""
+def stream_deltas(page: Page, session: str, pieces: list[str], kind: str = "text", fast: range = range(0)) -> None:
+    """Send deltas to the page as the server would, a few per frame, and measure the frames. The pieces in `fast` are
+    sent many per frame."""
     page.evaluate(
         """([session, pieces, kind, from, to]) => {
             window.frames_ms = [];
@@ -162,13 +162,13 @@ def stream(page: Page, session: str, pieces: list[str], kind: str = "text", hurr
             };
             requestAnimationFrame(frame);
         }""",
-        [session, pieces, kind, hurried.start, hurried.stop],
+        [session, pieces, kind, fast.start, fast.stop],
     )
 
 
-def with_socket(front: Front, session: str) -> Page:
-    """A window whose line to the house we can speak into."""
-    page = open_talk(front, session)
+def open_chat_with_socket(app: WebApp, session: str) -> Page:
+    """Open a conversation whose WebSocket the test can use."""
+    page = open_chat(app, session)
     page.add_init_script(
         """window.WebSocket = class extends WebSocket {
             constructor(...all) { super(...all); window.__socket = this; }
@@ -176,15 +176,15 @@ def with_socket(front: Front, session: str) -> Page:
     )
     page.reload()
     expect(composer(page)).to_be_visible()
-    wait_for(page, "window.__socket?.readyState === 1")
+    wait_for_condition(page, "window.__socket?.readyState === 1")
     return page
 
 
-def pieces_of(text: str, length: int = 40) -> list[str]:
+def split_text(text: str, length: int = 40) -> list[str]:
     return [text[at : at + length] for at in range(0, len(text), length)]
 
 
-def long_text() -> str:
+def build_long_text() -> str:
     section = (
         "## Part {n}\n\nWords with **weight**, `code` and a [place](https://example.com/{n}) that go on.\n\n"
         "| name | state |\n|---|---|\n| rake {n} | good |\n\n- one\n- two\n\n```python\nprint({n})\n```\n\n"
@@ -196,8 +196,8 @@ def long_text() -> str:
     return made
 
 
-WATCH = """() => {
-    // Each block is made once: one that has another after it stays the very node it is.
+COUNT_REBUILT_BLOCKS = """() => {
+    // Each block is rendered once: a block with two blocks after it keeps its node.
     window.__remade = 0;
     const seen = new WeakSet();
     new MutationObserver((all) => {
@@ -211,42 +211,42 @@ WATCH = """() => {
 }"""
 
 
-def test_a_reply_of_200_kb_is_made_block_by_block(front: Front) -> None:
-    session = new_session(front)
-    page = with_socket(front, session)
-    page.evaluate(WATCH)
-    text = long_text()
-    pieces = pieces_of(text, 200)
-    # A frame takes long where all of it is there: what matters is how it begins, and how it goes on when it is long.
-    stream(page, session, pieces, hurried=range(100, len(pieces) - 100))
-    wait_for(page, "window.__streamed")
+def test_a_reply_of_200_kb_is_rendered_block_by_block(app: WebApp) -> None:
+    session = create_session(app)
+    page = open_chat_with_socket(app, session)
+    page.evaluate(COUNT_REBUILT_BLOCKS)
+    text = build_long_text()
+    pieces = split_text(text, 200)
+    # A frame takes long with the whole text, so only the start and the end are streamed slowly.
+    stream_deltas(page, session, pieces, fast=range(100, len(pieces) - 100))
+    wait_for_condition(page, "window.__streamed")
     parts = text.count("## Part")
     expect(replies(page).locator("h3")).to_have_count(parts)
     expect(replies(page).locator("table")).to_have_count(parts)
     expect(replies(page).locator("pre")).to_have_count(parts)
     expect(replies(page).locator("ul > li")).to_have_count(2 * parts)
     assert page.evaluate("window.__remade") == 0
-    # Whoever reads the newest goes on reading the newest.
+    # The log stays scrolled to the end.
     assert page.get_by_role("log").evaluate("each => each.scrollHeight - each.scrollTop - each.clientHeight") < 100
 
 
-def test_blocks_that_are_not_finished_are_shown_as_far_as_they_go(front: Front) -> None:
-    session = new_session(front)
-    page = with_socket(front, session)
-    stream(page, session, ["Before.\n\n```py\nprint(", "1)\nprint(2", ")\n"])
+def test_unfinished_blocks_are_rendered_as_far_as_received(app: WebApp) -> None:
+    session = create_session(app)
+    page = open_chat_with_socket(app, session)
+    stream_deltas(page, session, ["Before.\n\n```py\nprint(", "1)\nprint(2", ")\n"])
     code = replies(page).locator("pre")
     expect(code).to_have_text("print(1)\nprint(2)\n")
     code.evaluate("each => { window.__code = each }")
-    stream_on(page, session, "print(3)\n", at=len("Before.\n\n```py\nprint(1)\nprint(2)\n"))
+    stream_texts_at(page, session, "print(3)\n", at=len("Before.\n\n```py\nprint(1)\nprint(2)\n"))
     expect(code).to_contain_text("print(3)")
-    assert code.evaluate("each => each === window.__code")  # added to, and not made anew
-    stream_on(page, session, "```\n\n1. one\n2. two", at=len("Before.\n\n```py\nprint(1)\nprint(2)\nprint(3)\n"))
+    assert code.evaluate("each => each === window.__code")  # extended, not replaced
+    stream_texts_at(page, session, "```\n\n1. one\n2. two", at=len("Before.\n\n```py\nprint(1)\nprint(2)\nprint(3)\n"))
     expect(replies(page).locator("ol > li")).to_have_text(["one", "two"])
     expect(code).to_have_count(1)
 
 
-def stream_on(page: Page, session: str, *texts: str, at: int) -> None:
-    """Hand the page deltas one after the other, from an offset on. Nothing else reaches the page between them."""
+def stream_texts_at(page: Page, session: str, *texts: str, at: int) -> None:
+    """Send deltas to the page one after the other, from an offset on, with nothing between them."""
     place = {"type": "delta", "session": session, "run": "r", "turn": 0, "attempt": 1, "kind": "text"}
     deltas: list[str] = []
     for text in texts:
@@ -259,9 +259,9 @@ def stream_on(page: Page, session: str, *texts: str, at: int) -> None:
     )
 
 
-def test_what_was_missed_of_a_reply_is_asked_for_once(front: Front) -> None:
-    session = new_session(front)
-    page = with_socket(front, session)
+def test_missed_deltas_are_requested_once(app: WebApp) -> None:
+    session = create_session(app)
+    page = open_chat_with_socket(app, session)
     page.evaluate(
         """() => {
             const send = window.__socket.send;
@@ -272,44 +272,44 @@ def test_what_was_missed_of_a_reply_is_asked_for_once(front: Front) -> None:
             };
         }"""
     )
-    stream_on(page, session, *["0123456789"] * 3, at=500)
-    wait_for(page, "window.__sent.length > 0")
+    stream_texts_at(page, session, *["0123456789"] * 3, at=500)
+    wait_for_condition(page, "window.__sent.length > 0")
     assert len(page.evaluate("window.__sent")) == 1
     expect(replies(page)).to_have_count(0)
 
 
-def test_ten_thousand_lines_are_a_small_page(front: Front) -> None:
+def test_ten_thousand_records_render_few_elements(app: WebApp) -> None:
     kinds: list[dict[str, Any]] = [
         {"type": "user_message", "text": "question {n}"},
         {"type": "assistant_message", "text": "**answer** {n}, with `words`\n\n- and a list"},
     ]
     made = [{**kinds[n % 2], "text": kinds[n % 2]["text"].replace("{n}", str(n))} for n in range(10_000)]
-    session = import_session(front, made)
-    page = open_talk(front, session)
-    expect(lines(page).get_by_text("answer 9999")).to_be_visible()
-    articles = lines(page).locator("article")
+    session = import_session(app, made)
+    page = open_chat(app, session)
+    expect(message_log(page).get_by_text("answer 9999")).to_be_visible()
+    articles = message_log(page).locator("article")
     assert articles.count() < 200
-    # To the top, as far as it goes.
-    page.get_by_role("button", name="Find in this conversation").click()
-    page.get_by_role("searchbox", name="Find in this conversation").fill("question 0")
+    # Find a record at the top.
+    page.get_by_role("button", name="Find in conversation").click()
+    page.get_by_role("searchbox", name="Find in conversation").fill("question 0")
     expect(page.get_by_role("search").get_by_role("status")).to_have_text("1 of 1")
-    expect(lines(page).get_by_text("question 0", exact=True)).to_be_in_viewport()
-    lines(page).evaluate("each => each.scrollTo(0, 0)")
-    expect(lines(page).get_by_text("question 0", exact=True)).to_be_in_viewport()
+    expect(message_log(page).get_by_text("question 0", exact=True)).to_be_in_viewport()
+    message_log(page).evaluate("each => each.scrollTo(0, 0)")
+    expect(message_log(page).get_by_text("question 0", exact=True)).to_be_in_viewport()
     assert articles.count() < 300
-    page.get_by_role("button", name="To the newest").click()
-    expect(lines(page).get_by_text("answer 9999")).to_be_in_viewport()
+    page.get_by_role("button", name="Show newest").click()
+    expect(message_log(page).get_by_text("answer 9999")).to_be_in_viewport()
     assert articles.count() < 300
     heap = page.context.new_cdp_session(page)
     heap.send("HeapProfiler.collectGarbage")
     print(f"heap with 10,000 lines: {heap.send('Runtime.getHeapUsage')['usedSize'] / 1e6:.1f} MB")
 
 
-def test_what_one_reads_stays_where_it_is_while_earlier_lines_come(front: Front) -> None:
-    words = [f"line {n} " + "and more " * (n % 60) for n in range(1_000)]
-    session = import_session(front, [{"type": "user_message", "text": each} for each in words])
-    page = open_talk(front, session)
-    box = lines(page)
+def test_the_scroll_position_is_kept_while_earlier_messages_load(app: WebApp) -> None:
+    text = [f"line {n} " + "and more " * (n % 60) for n in range(1_000)]
+    session = import_session(app, [{"type": "user_message", "text": each} for each in text])
+    page = open_chat(app, session)
+    box = message_log(page)
     expect(box.get_by_text("line 999", exact=False).last).to_be_visible()
     for _ in range(12):
         read = box.evaluate(

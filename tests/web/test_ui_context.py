@@ -1,4 +1,4 @@
-"""The context line, made by the page's own code and read by the house's."""
+"""The context line, built by the code of the web app and parsed by the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from retinue.domain.ui_context import LINE_LENGTH_MAX, attributes_of, line_of, words_of
+from retinue.domain.ui_context import LINE_LENGTH_MAX, context_attributes, context_line, text_without_context
 
 WEB = Path(__file__).parents[2] / "web"
 TYPESCRIPT = WEB / "node_modules" / "typescript"
@@ -19,10 +19,11 @@ ITEM = {"kind": "item", "type": "list", "id": "groceries", "name": "Groceries"}
 VIEW = {"kind": "view", "name": "Due soon", "query": "tag:urgent ORDER BY added"}
 
 pytestmark = pytest.mark.skipif(
-    shutil.which("node") is None or not TYPESCRIPT.exists(), reason="the page's code needs node and its packages"
+    shutil.which("node") is None or not TYPESCRIPT.exists(),
+    reason="needs node and the packages of the web app",
 )
 
-RUN = """
+RUN_SCRIPT = """
 const ts = require(process.argv[1]);
 const source = require("fs").readFileSync(process.argv[2], "utf8");
 const options = { module: "CommonJS", target: "ES2022" };
@@ -34,23 +35,25 @@ process.stdout.write(JSON.stringify(asked.map((each) => made.exports[name](each)
 """
 
 
-def page(function: str, *asked: Any) -> list[str]:
-    """What the page's own function makes of each of these."""
-    command = ["node", "-e", RUN, str(TYPESCRIPT), str(WEB / "src" / "lib" / "context.ts")]
-    done = subprocess.run(command, input=json.dumps([function, *asked]), capture_output=True, text=True, check=False)
+def run_typescript(function: str, *arguments: Any) -> list[str]:
+    """The results of a function of `uiContext.ts` for each argument."""
+    command = ["node", "-e", RUN_SCRIPT, str(TYPESCRIPT), str(WEB / "src" / "lib" / "uiContext.ts")]
+    done = subprocess.run(
+        command, input=json.dumps([function, *arguments]), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def line(**before: Any) -> str:
-    [made] = page("contextLine", before)
+def build_line(**state: Any) -> str:
+    [made] = run_typescript("buildContextLine", state)
     return made
 
 
 @pytest.mark.spec("A88")
-def test_the_line_has_one_of_two_forms_and_only_the_panel_where_nothing_is_active() -> None:
-    item, view, bare, nothing, kept_out = page(
-        "contextLine",
+def test_the_context_line_describes_an_item_a_view_or_only_the_panel() -> None:
+    item, view, bare, nothing, kept_out = run_typescript(
+        "buildContextLine",
         {"panel": PANEL, "active": ITEM, "selection": ["a1", "b2"], "brief": True},
         {"panel": PANEL, "active": VIEW, "selection": ["a1"], "brief": True},
         {"panel": PANEL},
@@ -68,28 +71,28 @@ def test_the_line_has_one_of_two_forms_and_only_the_panel_where_nothing_is_activ
 
 
 @pytest.mark.spec("A60")
-def test_every_value_is_escaped_on_one_line_and_cannot_end_its_attribute() -> None:
-    nasty = "a\"b'c<d>&e\n/>\tf\x07\u2028g"
-    made = line(
-        panel={"id": nasty, "type": nasty, "title": nasty},
-        active={"kind": "item", "type": nasty, "id": nasty, "name": nasty},
-        selection=[nasty],
-        extras={"note": nasty},
+def test_every_value_is_escaped_and_stays_in_its_attribute() -> None:
+    hostile = "a\"b'c<d>&e\n/>\tf\x07\u2028g"
+    made = build_line(
+        panel={"id": hostile, "type": hostile, "title": hostile},
+        active={"kind": "item", "type": hostile, "id": hostile, "name": hostile},
+        selection=[hostile],
+        extras={"note": hostile},
     )
     assert made.count("\n") == 1 and made.endswith(" />\n")
     assert made.count("<") == made.count(">") == 1
     clean = "a\"b'c<d>&e /> f g"
     names = ("panel-id", "panel-type", "panel-title", "type", "id", "name", "selection", "note")
-    assert attributes_of(made) == dict.fromkeys(names, clean)
-    # The house reads back exactly what was said, and none of it as words.
-    assert words_of(made + "hello") == "hello"
+    assert context_attributes(made) == dict.fromkeys(names, clean)
+    # The server parses the same values and removes the line from the text.
+    assert text_without_context(made + "hello") == "hello"
 
 
 @pytest.mark.spec("A60")
-def test_what_is_too_long_is_cut_with_an_ellipsis() -> None:
+def test_long_values_are_truncated_with_an_ellipsis() -> None:
     long = "x" * 3_000
-    made = attributes_of(
-        line(
+    made = context_attributes(
+        build_line(
             active={**ITEM, "description": long},
             selection=["a"],
             selectionTitles=[long],
@@ -102,7 +105,7 @@ def test_what_is_too_long_is_cut_with_an_ellipsis() -> None:
 
 
 @pytest.mark.spec("A60")
-def test_a_panel_cannot_say_what_is_the_pages_to_say_nor_by_a_name_that_is_none() -> None:
+def test_extras_cannot_override_reserved_or_use_invalid_names() -> None:
     extras = {
         "mode": "brief",
         "panel-id": "other",
@@ -112,7 +115,7 @@ def test_a_panel_cannot_say_what_is_the_pages_to_say_nor_by_a_name_that_is_none(
         "1st": "x",
         "own-word": "kept",
     }
-    assert attributes_of(line(panel=PANEL, extras=extras)) == {
+    assert context_attributes(build_line(panel=PANEL, extras=extras)) == {
         "panel-id": "p1",
         "panel-type": "lists",
         "panel-title": "Shopping",
@@ -121,9 +124,9 @@ def test_a_panel_cannot_say_what_is_the_pages_to_say_nor_by_a_name_that_is_none(
 
 
 @pytest.mark.spec("A60")
-def test_the_longest_line_a_page_makes_is_still_one_to_the_house() -> None:
+def test_the_longest_context_line_is_accepted_by_the_server() -> None:
     most = '"' * 2_000
-    made = line(
+    made = build_line(
         panel={"id": most, "type": most, "title": most},
         active={"kind": "item", "type": most, "id": most, "name": most, "description": most},
         selection=[most],
@@ -132,7 +135,7 @@ def test_the_longest_line_a_page_makes_is_still_one_to_the_house() -> None:
         extras={f"extra-{number}": most for number in range(50)},
     )
     assert len(made) < LINE_LENGTH_MAX
-    assert line_of(made + "words") == made
+    assert context_line(made + "words") == made
 
 
 TEXTS = (
@@ -150,7 +153,7 @@ TEXTS = (
 
 
 @pytest.mark.spec("A60")
-def test_the_page_and_the_house_leave_out_the_same() -> None:
-    assert page("wordsOf", *TEXTS) == [words_of(text) for text in TEXTS]
-    assert [words_of(text) for text in TEXTS[:4]] == ["/stop", "hello", "", "no context here"]
-    assert [words_of(text) for text in TEXTS[4:9]] == list(TEXTS[4:9])
+def test_the_web_app_and_the_server_remove_the_same_line() -> None:
+    assert run_typescript("stripContextLine", *TEXTS) == [text_without_context(text) for text in TEXTS]
+    assert [text_without_context(text) for text in TEXTS[:4]] == ["/stop", "hello", "", "no context here"]
+    assert [text_without_context(text) for text in TEXTS[4:9]] == list(TEXTS[4:9])

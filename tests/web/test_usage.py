@@ -1,6 +1,6 @@
-"""Money in the page: what was used, what it cost, and what may be spent.
+"""The Usage screen: cost and tokens as charts and tables, and budgets.
 
-A token that is read costs a millionth of a dollar here, one that is written ten of them.
+An input token costs a millionth of a dollar here, an output token ten.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import pytest
 from api.tcp_server import Rim, open_rim
 from flows.fake_provider import Provider, Rule, provider, says
 from playwright.sync_api import Browser, expect
-from web.browser import Front, scrolls_sideways, violations
-from web.conftest import SETTINGS, open_front
-from web.test_activity import begin, settled
+from web.browser import WebApp, find_violations, scrolls_sideways
+from web.conftest import SETTINGS, open_app
+from web.test_activity import start_session, wait_for_outcome
 
-from retinue.testing.waiting import WAIT_LIMIT_S
+from retinue.testing.wait_conditions import WAIT_LIMIT_S
 
-PRICED = """
+PRICED_MODELS = """
 [providers.mock]
 url = "{url}"
 format = "openai-chat"
@@ -38,15 +38,15 @@ run_usd = 500
 
 
 @contextmanager
-def serving(plays: Rule | None = None) -> Iterator[str]:
-    """A provider in a loop of its own, which always says the same, or what it is handed; where it is."""
+def serve_provider(rule: Rule | None = None) -> Iterator[str]:
+    """Serve a fake provider in its own event loop, with one fixed reply or a rule; its URL."""
     loop, opened, over = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
     found: list[Provider] = []
 
     async def serve() -> None:
         async with provider() as playing:
             playing.always(says("Hello.", input_tokens=1_000_000, output_tokens=50_000))
-            playing.rule = plays or playing.rule
+            playing.rule = rule or playing.rule
             found.append(playing)
             opened.set()
             await over.wait()
@@ -63,104 +63,104 @@ def serving(plays: Rule | None = None) -> Iterator[str]:
 
 
 @contextmanager
-def open_priced(folder: Path) -> Iterator[Rim]:
-    with serving() as url, open_rim(folder, SETTINGS + PRICED.format(url=url)) as opened:
+def open_priced_server(folder: Path) -> Iterator[Rim]:
+    with serve_provider() as url, open_rim(folder, SETTINGS + PRICED_MODELS.format(url=url)) as opened:
         for name, model in (("ada", "mock/m1"), ("bo", "mock/m2")):
             opened.do("agent.register", name=name, model=model)
         yield opened
 
 
 @pytest.fixture(scope="module")
-def rim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rim]:
-    with open_priced(tmp_path_factory.mktemp("money")) as opened:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rim]:
+    with open_priced_server(tmp_path_factory.mktemp("usage")) as opened:
         yield opened
 
 
-def ask(rim: Rim, agent: str) -> None:
-    """A question that costs a dollar and a half."""
-    _, envelope = begin(rim, agent, "hello")
-    assert settled(rim, envelope)["outcome"] == "answered"
+def spend(server: Rim, agent: str) -> None:
+    """Send a message that costs 1.50 dollars."""
+    _, envelope = start_session(server, agent, "hello")
+    assert wait_for_outcome(server, envelope)["outcome"] == "answered"
 
 
-def test_a_house_that_spent_nothing_is_told_what_would_be_here(browser: Browser, tmp_path: Path) -> None:
-    with open_priced(tmp_path) as unused, open_front(browser, unused) as front:
-        page = front.window("/money")
-        expect(page.get_by_role("heading", name="Nothing was spent")).to_be_visible()
-        expect(page.get_by_text("The guide is a script")).to_be_visible()
+def test_without_usage_the_empty_state_is_shown(browser: Browser, tmp_path: Path) -> None:
+    with open_priced_server(tmp_path) as unused, open_app(browser, unused) as app:
+        page = app.open_window("/usage")
+        expect(page.get_by_role("heading", name="No usage yet")).to_be_visible()
+        expect(page.get_by_text("The offline guide is free")).to_be_visible()
         expect(page.get_by_role("heading", name="Budgets")).to_be_visible()
-        assert violations(page) == []
+        assert find_violations(page) == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_what_was_spent_is_drawn_and_told_in_numbers(front: Front, theme: str) -> None:
-    ask(front.rim, "ada")
-    ask(front.rim, "bo")
-    ask(front.rim, "ada")
-    page = front.window("/money", theme=theme)  # pyright: ignore[reportArgumentType]
-    shown = front.rim.do("usage.days")
+def test_usage_is_shown_as_a_chart_and_a_table(app: WebApp, theme: str) -> None:
+    spend(app.server, "ada")
+    spend(app.server, "bo")
+    spend(app.server, "ada")
+    page = app.open_window("/usage", theme=theme)  # pyright: ignore[reportArgumentType]
+    shown = app.server.do("usage.days")
     cost = shown["total"]["cost-microusd"] / 1_000_000
     written = f"${cost:.2f}" if cost % 1 else f"${cost:.0f}"
     expect(page.locator("dl")).to_contain_text(written)
-    expect(page.get_by_role("img", name="Cost by day")).to_have_count(1)
+    expect(page.get_by_role("img", name="Cost per day")).to_have_count(1)
     expect(page.locator("canvas")).to_have_count(2)
-    page.get_by_text("The numbers").first.click()
-    table = page.get_by_role("table", name="Cost by day")
+    page.get_by_text("Data table").first.click()
+    table = page.get_by_role("table", name="Cost per day")
     expect(table.get_by_role("row")).to_have_count(31)
     expect(table.get_by_role("row").last).to_contain_text(written)
     for name in ("ada", "bo"):
         expect(table.get_by_role("columnheader", name=name)).to_be_visible()
-    assert violations(page) == []
-    drawn = page.locator("canvas").first.evaluate("each => each.toDataURL().length")
-    assert drawn > 1_000
+    assert find_violations(page) == []
+    image_length = page.locator("canvas").first.evaluate("each => each.toDataURL().length")
+    assert image_length > 1_000
 
 
-def test_it_is_told_apart_as_one_likes_and_the_address_keeps_it(front: Front) -> None:
-    ask(front.rim, "ada")
-    ask(front.rim, "bo")
-    page = front.window("/money", size="phone")
+def test_usage_is_grouped_and_the_url_keeps_the_choice(app: WebApp) -> None:
+    spend(app.server, "ada")
+    spend(app.server, "bo")
+    page = app.open_window("/usage", size="phone")
     page.get_by_role("link", name="Model").click()
     page.get_by_role("link", name="90 days").click()
     page.get_by_role("link", name="Lines").click()
-    expect(page).to_have_url(f"{front.rim.address}/money?days=90&by=model&as=lines")
+    expect(page).to_have_url(f"{app.server.address}/usage?days=90&by=model&as=lines")
     each = page.get_by_role("region", name="By model").first
     expect(each.get_by_role("link", name="mock/m1")).to_be_visible()
     assert not scrolls_sideways(page)
     page.get_by_role("link", name="Person").click()
     expect(page.get_by_role("region", name="By person").first.get_by_role("link", name="owner")).to_be_visible()
-    assert violations(page) == []
+    assert find_violations(page) == []
     page.get_by_role("link", name="Agent", exact=True).click()
     page.get_by_role("region", name="By agent").first.get_by_role("link", name="bo").click()
-    expect(page).to_have_url(f"{front.rim.address}/runs?agent=bo")
+    expect(page).to_have_url(f"{app.server.address}/runs?agent=bo")
     expect(page.get_by_text("$1.50").first).to_be_visible()
 
 
-def test_a_plot_is_drawn_anew_in_the_colours_of_another_theme(front: Front) -> None:
-    ask(front.rim, "ada")
-    page = front.window("/money")
+def test_a_chart_is_redrawn_in_the_colors_of_another_theme(app: WebApp) -> None:
+    spend(app.server, "ada")
+    page = app.open_window("/usage")
     expect(page.locator("canvas")).to_have_count(2)
     first = page.locator("canvas").first
     before = first.evaluate("each => (each.classList.add('before'), each.toDataURL())")
-    page.get_by_role("button", name="Theme: as the machine").click()
+    page.get_by_role("button", name="Theme: system").click()
     page.get_by_role("button", name="Theme: light").click()
     expect(page.locator("canvas.before")).to_have_count(0)
     expect(page.locator("canvas")).to_have_count(2)
     assert first.evaluate("each => each.toDataURL()") != before
 
 
-def test_budgets_show_how_much_is_spent_and_where_they_are_set(front: Front) -> None:
-    ask(front.rim, "ada")
-    page, other = front.window("/money"), front.window("/money", size="phone")
-    [cap, run] = front.rim.do("usage.budgets")["budgets"]
+def test_budgets_show_the_amount_spent_and_link_to_their_setting(app: WebApp) -> None:
+    spend(app.server, "ada")
+    page, other = app.open_window("/usage"), app.open_window("/usage", size="phone")
+    [cap, run] = app.server.do("usage.budgets")["budgets"]
     for window in (page, other):
-        meter = window.get_by_role("meter", name="The house, in a day")
+        meter = window.get_by_role("meter", name="Server, per day")
         expect(meter).to_have_attribute("aria-valuenow", str(cap["spent-microusd"]))
         expect(meter).to_have_attribute("aria-valuemax", str(cap["cap-microusd"]))
     expect(page.get_by_text("up to $500")).to_be_visible()
     assert run["what"] == "run"
     expect(page.get_by_text("the call is refused")).to_be_visible()
-    ask(front.rim, "bo")
+    spend(app.server, "bo")
     for window in (page, other):
-        meter = window.get_by_role("meter", name="The house, in a day")
+        meter = window.get_by_role("meter", name="Server, per day")
         expect(meter).to_have_attribute("aria-valuenow", str(cap["spent-microusd"] + 1_500_000))
     page.get_by_role("link", name="budgets.house_day_usd").click()
-    expect(page).to_have_url(f"{front.rim.address}/house/settings")
+    expect(page).to_have_url(f"{app.server.address}/settings/configuration")

@@ -1,10 +1,10 @@
 import { mount } from "svelte";
 import App from "./App.svelte";
-import { house } from "./lib/house.svelte";
+import { server } from "./lib/server.svelte";
 import "./lib/theme.svelte";
 import "./styles/tokens.css";
 import "./styles/base.css";
 
 const target = document.getElementById("app");
 if (target) mount(App, { target });
-void house.open();
+void server.start();

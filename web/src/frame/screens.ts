@@ -1,5 +1,5 @@
-// A screen is one folder in `screens/`, whose index says what it is called, where it lies and how it is loaded. Nothing
-// else has to be told of it.
+// A screen is one folder in `screens/`. Its index declares the title, the path and how it is loaded; nothing else needs
+// to know it.
 
 import type { Component } from "svelte";
 
@@ -8,23 +8,23 @@ export interface Screen {
   name: string;
   title: string;
   icon: string;
-  /** Its place in the list of screens; those from 100 on lie under "more" on a phone. */
+  /** Its position in the list of screens. On a phone, those from 100 on are under "More". */
   order: number;
-  /** What takes one there: a sequence for the keyboard. */
+  /** The keyboard shortcut that opens it. */
   keys: string;
-  /** Only for those who may do more than talk. */
+  /** Whether it needs the level privileged or boss. */
   privileged?: boolean;
-  /** A number beside its name, where there is something to do. */
+  /** A number beside the title: how many items need attention. */
   badge?(): number;
   load(): Promise<{ default: Component }>;
 }
 
-const found = import.meta.glob<{ default: Screen }>("../screens/*/index.ts", { eager: true });
+const modules = import.meta.glob<{ default: Screen }>("../screens/*/index.ts", { eager: true });
 
-export const screens: Screen[] = Object.values(found)
+export const screens: Screen[] = Object.values(modules)
   .map((module) => module.default)
   .sort((a, b) => a.order - b.order);
 
-export function screenAt(name: string | undefined): Screen | undefined {
+export function findScreen(name: string | undefined): Screen | undefined {
   return screens.find((each) => each.name === name);
 }

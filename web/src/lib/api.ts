@@ -1,106 +1,106 @@
-// Asking the house: one function, typed by the operations it has.
+// Calls to the server's API: one function, typed by the operations that the server has.
 
 import { routes, type Operations } from "./operations";
 
-export type Name = keyof Operations;
-export type Asked<N extends Name> = Operations[N]["asked"];
-export type Answered<N extends Name> = Operations[N]["answered"];
+export type OperationName = keyof Operations;
+export type Params<N extends OperationName> = Operations[N]["asked"];
+export type Result<N extends OperationName> = Operations[N]["answered"];
 
-/** What the house says when it refuses: what is so, because of what, and what to do. */
-export class Refused extends Error {
+/** An error response of the server: what is wrong, the reason, and the next step. */
+export class ApiError extends Error {
   constructor(
     readonly status: number,
     readonly code: string,
     readonly sentence: string,
     readonly because: string,
-    readonly next: string,
+    readonly nextStep: string,
     readonly retryAfterS: number | null = null,
-    /** What is wrong with each field by its name, where a form was sent. */
+    /** Errors of single fields, by field name, if a form was sent. */
     readonly fields: Readonly<Record<string, string>> = {},
   ) {
     super(sentence);
   }
 }
 
-/** Nobody answered: the house is closed, or the way to it is. */
-export class Unreachable extends Error {}
+/** The request failed without a response: the server is down or the network is. */
+export class ServerUnreachable extends Error {}
 
-let signedOut: () => void = () => {};
+let handleSignedOut: () => void = () => {};
 
-/** Whom to tell when the house no longer knows this browser. */
-export function whenSignedOut(tell: () => void): void {
-  signedOut = tell;
+/** Set what happens when the server rejects this browser's session. */
+export function onSignedOut(handler: () => void): void {
+  handleSignedOut = handler;
 }
 
 const HEADERS = { "content-type": "application/json", "x-retinue": "1" };
 
-export async function post(path: string, body: unknown, more: Record<string, string> = {}, signal?: AbortSignal): Promise<unknown> {
+export async function post(path: string, body: unknown, extraHeaders: Record<string, string> = {}, signal?: AbortSignal): Promise<unknown> {
   let response: Response;
   try {
     response = await fetch(path, {
       method: "POST",
       credentials: "same-origin",
-      headers: { ...HEADERS, ...more },
+      headers: { ...HEADERS, ...extraHeaders },
       body: JSON.stringify(body),
       signal: signal ?? null,
     });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new Unreachable("the house does not answer");
+    throw new ServerUnreachable("the server does not answer");
   }
-  return answer(response);
+  return parseResponse(response);
 }
 
-async function answer(response: Response): Promise<unknown> {
-  const told: unknown = await response.json().catch(() => null);
-  if (response.ok && told !== null) return told;
-  const error = (told as { error?: Record<string, unknown> } | null)?.error ?? {};
-  if (response.status === 401) signedOut();
-  throw new Refused(
+async function parseResponse(response: Response): Promise<unknown> {
+  const body: unknown = await response.json().catch(() => null);
+  if (response.ok && body !== null) return body;
+  const error = (body as { error?: Record<string, unknown> } | null)?.error ?? {};
+  if (response.status === 401) handleSignedOut();
+  throw new ApiError(
     response.status,
     String(error["code"] ?? "unknown"),
-    String(error["sentence"] ?? "the house could not do this"),
-    String(error["because"] ?? `it answered ${response.status}`),
+    String(error["sentence"] ?? "the request failed"),
+    String(error["because"] ?? `the server answered ${response.status}`),
     String(error["try"] ?? "try again"),
     typeof error["retry-after-s"] === "number" ? error["retry-after-s"] : null,
     (error["fields"] ?? {}) as Record<string, string>,
   );
 }
 
-/** Ask for an operation. With a `key`, asking again gives the same answer and does nothing twice. */
-export function ask<N extends Name>(
+/** Call an operation. Calls with the same idempotency `key` take effect once and return the same result. */
+export function callOperation<N extends OperationName>(
   name: N,
-  ...[asked, options]: Record<string, never> extends Asked<N>
-    ? [asked?: Asked<N>, options?: { key?: string; signal?: AbortSignal }]
-    : [asked: Asked<N>, options?: { key?: string; signal?: AbortSignal }]
-): Promise<Answered<N>> {
-  const more: Record<string, string> = options?.key ? { "idempotency-key": options.key } : {};
-  return post(routes[name], asked ?? {}, more, options?.signal) as Promise<Answered<N>>;
+  ...[params, options]: Record<string, never> extends Params<N>
+    ? [params?: Params<N>, options?: { key?: string; signal?: AbortSignal }]
+    : [params: Params<N>, options?: { key?: string; signal?: AbortSignal }]
+): Promise<Result<N>> {
+  const extraHeaders: Record<string, string> = options?.key ? { "idempotency-key": options.key } : {};
+  return post(routes[name], params ?? {}, extraHeaders, options?.signal) as Promise<Result<N>>;
 }
 
-/** Send a file ahead of the envelope that will name it. Its hash. */
-export async function upload(file: Blob): Promise<string> {
+/** Upload a file before the envelope that attaches it. Returns its hash. */
+export async function uploadFile(file: Blob): Promise<string> {
   const headers = { "content-type": "application/octet-stream", "x-retinue": "1" };
   let response: Response;
   try {
     response = await fetch("/api/blob", { method: "POST", credentials: "same-origin", headers, body: file });
   } catch {
-    throw new Unreachable("the house does not answer");
+    throw new ServerUnreachable("the server does not answer");
   }
-  return ((await answer(response)) as { hash: string }).hash;
+  return ((await parseResponse(response)) as { hash: string }).hash;
 }
 
-/** A key for one wish of a person: the same for every try of it. */
-export function newKey(): string {
+/** A new idempotency key: use the same key for every retry of one action. */
+export function createIdempotencyKey(): string {
   return crypto.randomUUID();
 }
 
-/** An error in one line, for a person. */
-export function inWords(error: unknown): string {
-  if (error instanceof Refused) return `${sentence(error.sentence)}: ${error.because}. Try: ${error.next}.`;
-  return error instanceof Error ? sentence(error.message) + "." : "Something went wrong.";
+/** An error as one line of text. */
+export function formatError(error: unknown): string {
+  if (error instanceof ApiError) return `${formatSentence(error.sentence)}: ${error.because}. Try: ${error.nextStep}.`;
+  return error instanceof Error ? formatSentence(error.message) + "." : "Something went wrong.";
 }
 
-function sentence(words: string): string {
-  return words.charAt(0).toUpperCase() + words.slice(1).replace(/\.$/, "");
+function formatSentence(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1).replace(/\.$/, "");
 }

@@ -1,31 +1,31 @@
-/** What can be asked of the house while writing: listed by the house, once for each agent. */
+/** Slash commands: listed by the server once for each agent, and matched while a person types. */
 
-import { ask } from "./api";
-import type { CommandShown } from "./operations";
+import { callOperation } from "./api";
+import type { SlashCommandRow } from "./operations";
 
-export type { CommandShown };
+export type { SlashCommandRow };
 
-const SHOWN_MAX = 8;
-const known = new Map<string, Promise<CommandShown[]>>();
+const MATCHES_MAX = 8;
+const cache = new Map<string, Promise<SlashCommandRow[]>>();
 
-export function commandsOf(agent: string): Promise<CommandShown[]> {
-  let listed = known.get(agent);
-  if (!listed) {
-    listed = ask("command.list", { agent }).then((answer) => answer.commands);
-    known.set(agent, listed);
-    listed.catch(() => known.delete(agent)); // asked again by the next slash
+export function listCommands(agent: string): Promise<SlashCommandRow[]> {
+  let commands = cache.get(agent);
+  if (!commands) {
+    commands = callOperation("command.list", { agent }).then((result) => result.commands);
+    cache.set(agent, commands);
+    commands.catch(() => cache.delete(agent)); // the next slash tries again
   }
-  return listed;
+  return commands;
 }
 
-/** Those that what is being written may become: nothing once its word is over. */
-export function fitting(words: string, commands: CommandShown[]): CommandShown[] {
-  const word = /^\/([a-z0-9_]*)$/i.exec(words)?.[1]?.toLowerCase();
-  if (word === undefined) return [];
-  return commands.filter((each) => each.name.startsWith(word)).slice(0, SHOWN_MAX);
+/** Commands that begin with what is typed. None once the command name is complete and text follows. */
+export function matchCommands(text: string, commands: SlashCommandRow[]): SlashCommandRow[] {
+  const prefix = /^\/([a-z0-9_]*)$/i.exec(text)?.[1]?.toLowerCase();
+  if (prefix === undefined) return [];
+  return commands.filter((each) => each.name.startsWith(prefix)).slice(0, MATCHES_MAX);
 }
 
-/** What stands in the field when one was chosen. */
-export function written(command: CommandShown): string {
+/** The text to put into the input field for a chosen command. */
+export function formatCommand(command: SlashCommandRow): string {
   return command.form.includes(" ") ? `/${command.name} ` : `/${command.name}`;
 }

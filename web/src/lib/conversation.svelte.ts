@@ -1,72 +1,72 @@
-// One conversation as it is, and as it goes on: lines from the house, what is being said now, what waits, and what one
-// has just sent oneself.
+// One conversation, kept up to date: its records, the reply that is being streamed, queued envelopes, and messages that
+// this browser is sending.
 
-import { ask, newKey, Unreachable, upload, type Answered, type Asked } from "./api";
-import { house } from "./house.svelte";
-import type { Delta, Nested, News, Partial, Within } from "./live.svelte";
-import { keepUnsent, unsentIn } from "./outbox";
+import { callOperation, createIdempotencyKey, ServerUnreachable, uploadFile, type Result, type Params } from "./api";
+import { server } from "./server.svelte";
+import type { Delta, NestedDelta, ServerEvent, Partial, NestedWork } from "./eventStream.svelte";
+import { saveUnsent, loadUnsent } from "./unsentMessages";
 
-export type Line = Answered<"session.transcript">["lines"][number];
-export type Waiting = Answered<"session.waiting">["envelopes"][number];
-type Read = Answered<"session.transcript">;
-type Send = Asked<"envelope.send">;
+export type SessionRecord = Result<"session.transcript">["lines"][number];
+export type QueuedEnvelope = Result<"session.waiting">["envelopes"][number];
+type Transcript = Result<"session.transcript">;
+type SendParams = Params<"envelope.send">;
 
-/** A file that goes along. */
-export interface Chosen {
+/** A file to attach. */
+export interface ChosenFile {
   name: string;
   type: string;
   bytes: Blob;
 }
 
-/** What one wrote, until the house shows it among the lines. */
-export interface Sending {
+/** A message from this browser, until a record or the queue contains it. */
+export interface OutgoingMessage {
   key: string;
   text: string;
-  files: Chosen[];
+  files: ChosenFile[];
   whenBusy: "collect" | "steer" | null;
   envelope: string | null;
   error: unknown;
   at: string;
 }
 
-/** A command and what the house answered: beside the conversation, which its agent never reads. */
-export interface Aside {
+/** A command and the server's reply. The agent does not read either. */
+export interface CommandReply {
   envelope: string;
   text: string;
   answer: string;
   at: string;
-  /** The line it came after. */
+  /** The `seq` of the record before it. */
   after: number;
 }
 
-const LINES_AT_ONCE = 100;
-const LINES_TO_FIND = 500;
-const WAITING_AFTER_MS = 120;
-const ANSWER_WITHIN_MS = 2_000;
-const ASIDES_MAX = 50;
+const PAGE_SIZE = 100;
+const LARGE_PAGE_SIZE = 500;
+const QUEUE_DELAY_MS = 120;
+const SEND_WAIT_MS = 2_000;
+const COMMAND_REPLIES_MAX = 50;
 
 export class Conversation {
   readonly session: string;
   phase: "loading" | "ready" | "gone" = $state("loading");
-  trouble: unknown = $state(null);
+  error: unknown = $state(null);
   agent: string = $state("");
   revision: number = $state(0);
-  lines: Line[] = $state.raw([]);
-  /** The number of the newest line that was heard of: it may still be on its way. */
-  newest: number = $state(0);
-  /** Where the context begins that the model reads. */
-  begins: number = $state(1);
-  earlier: boolean = $state(false);
+  records: SessionRecord[] = $state.raw([]);
+  /** The `seq` of the newest record that is known. The record may not be loaded yet. */
+  newestSeq: number = $state(0);
+  /** The `seq` of the first record that the model reads. */
+  contextStart: number = $state(1);
+  hasEarlier: boolean = $state(false);
   run: { id: string; status: string } | null = $state.raw(null);
   partial: Partial | null = $state.raw(null);
-  /** What others do for calls that wait, by the call. */
-  nested: Record<string, Within> = $state.raw({});
-  waiting: Waiting[] = $state.raw([]);
-  sending: Sending[] = $state([]);
-  asides: Aside[] = $state.raw([]);
-  /** The last run ended so, where it did not end well and no line says it. */
-  ended: { because: string; outcome: string } | null = $state.raw(null);
-  /** Somebody went on with another agent: who, and in which conversation. */
+  /** The work that other agents do for open calls, by call id. */
+  nestedWork: Record<string, NestedWork> = $state.raw({});
+  queued: QueuedEnvelope[] = $state.raw([]);
+  outgoing: OutgoingMessage[] = $state([]);
+  commandReplies: CommandReply[] = $state.raw([]);
+  /** How the last run ended, if it did not complete and no record says so. */
+  runEnd: { because: string; outcome: string } | null = $state.raw(null);
+  /** A switch to another agent: by whom, and to which conversation. */
   switched: { by: string; to: string } | null = $state.raw(null);
 
   #cursor = 0;
@@ -74,31 +74,31 @@ export class Conversation {
   #unlisten: () => void;
   #loads = 0;
   #deltas: Delta[] = [];
-  #pieces: Nested[] = [];
+  #nestedDeltas: NestedDelta[] = [];
   #frame = 0;
-  #asked = false;
-  #tail: Promise<void> | null = null;
-  #tailAgain = false;
+  #resubscribed = false;
+  #tailRequest: Promise<void> | null = null;
+  #tailPending = false;
   #timer = 0;
-  #waits = 0;
+  #queueRequests = 0;
   #chars = { text: 0, thinking: 0 };
-  #underway = new Set<Promise<unknown>>();
+  #sendRequests = new Set<Promise<unknown>>();
 
   constructor(session: string) {
     this.session = session;
-    this.sending = unsentIn(session).map((one) => ({ ...one, files: [], envelope: null, error: null }));
-    this.#unlisten = house.live.listen({
-      news: (news) => news.session === session && this.phase !== "loading" && this.#news(news),
-      delta: (delta) => delta.session === session && this.#delta(delta),
-      nested: (piece) => piece.session === session && this.#piece(piece),
-      within: (all, of) => (of === null || of === session) && this.#within(all),
+    this.outgoing = loadUnsent(session).map((each) => ({ ...each, files: [], envelope: null, error: null }));
+    this.#unlisten = server.events.listen({
+      event: (event) => event.session === session && this.phase !== "loading" && this.#handleEvent(event),
+      delta: (delta) => delta.session === session && this.#addDelta(delta),
+      nestedDelta: (delta) => delta.session === session && this.#addNestedDelta(delta),
+      nestedWork: (all, of) => (of === null || of === session) && this.#setNestedWork(all),
       partials: (all, of) => {
-        if (of === null || of === session) this.#partials(all);
-        if (of === null) this.#back();
+        if (of === null || of === session) this.#setPartial(all);
+        if (of === null) this.#reconnect();
       },
       reset: (of) => (of === null || of === session) && void this.load(),
     });
-    void this.load().then(() => this.sending.forEach((one) => void this.again(one.key)));
+    void this.load().then(() => this.outgoing.forEach((each) => void this.retry(each.key)));
   }
 
   close(): void {
@@ -110,154 +110,154 @@ export class Conversation {
     cancelAnimationFrame(this.#frame);
   }
 
-  /** From the house, anew. */
+  /** Read the newest records from the server, and replace what is loaded. */
   async load(): Promise<void> {
     const load = ++this.#loads;
     try {
-      const read = await ask("session.transcript", { session: this.session, limit: LINES_AT_ONCE });
-      await this.#answers();
+      const read = await callOperation("session.transcript", { session: this.session, limit: PAGE_SIZE });
+      await this.#waitForSends();
       if (load !== this.#loads) return;
-      this.#take(read);
+      this.#setTranscript(read);
       this.phase = "ready";
-      this.trouble = null;
+      this.error = null;
       this.#unfollow();
-      this.#unfollow = house.live.follow(this.session, read.cursor);
-      void this.#wait();
+      this.#unfollow = server.events.follow(this.session, read.cursor);
+      void this.#loadQueue();
     } catch (error) {
       if (load !== this.#loads) return;
-      this.trouble = error;
-      if ((error as { code?: string }).code === "session.not-found") this.phase = "gone";
+      this.error = error;
+      if ((error as { code?: string }).code === "session.not_found") this.phase = "gone";
     }
   }
 
-  #take(read: Read): void {
+  #setTranscript(read: Transcript): void {
     this.agent = read.agent;
     this.revision = read.revision;
-    this.lines = read.lines;
-    this.newest = read.lines.at(-1)?.seq ?? 0;
-    this.begins = read.begins;
-    this.earlier = read.earlier;
+    this.records = read.lines;
+    this.newestSeq = read.lines.at(-1)?.seq ?? 0;
+    this.contextStart = read.begins;
+    this.hasEarlier = read.earlier;
     this.run = read.run;
     this.#cursor = read.cursor;
     this.partial = null;
-    this.#partials(read.partials);
-    this.#settle();
+    this.#setPartial(read.partials);
+    this.#removeShown();
   }
 
-  /** The lines before those that are here. How many came. */
-  async older(limit = LINES_AT_ONCE): Promise<number> {
-    const first = this.lines[0];
-    if (!first || !this.earlier) return 0;
-    const read = await ask("session.transcript", { session: this.session, before: first.seq, limit });
-    if (this.lines[0]?.seq !== first.seq) return 0; // it was loaded anew meanwhile
-    this.lines = [...read.lines, ...this.lines];
-    this.earlier = read.earlier && read.lines.length > 0;
+  /** Load the records before the first loaded one. Returns how many were added. */
+  async loadEarlier(limit = PAGE_SIZE): Promise<number> {
+    const first = this.records[0];
+    if (!first || !this.hasEarlier) return 0;
+    const read = await callOperation("session.transcript", { session: this.session, before: first.seq, limit });
+    if (this.records[0]?.seq !== first.seq) return 0; // the conversation was loaded again meanwhile
+    this.records = [...read.lines, ...this.records];
+    this.hasEarlier = read.earlier && read.lines.length > 0;
     return read.lines.length;
   }
 
-  /** Everything, to be looked through. */
-  async whole(): Promise<void> {
-    while (this.earlier && (await this.older(LINES_TO_FIND)));
+  /** Load all records, to search them. */
+  async loadAll(): Promise<void> {
+    while (this.hasEarlier && (await this.loadEarlier(LARGE_PAGE_SIZE)));
   }
 
-  async send(text: string, files: Chosen[], whenBusy: Sending["whenBusy"], key = newKey()): Promise<void> {
-    this.sending.push({ key, text, files, whenBusy, envelope: null, error: null, at: new Date().toISOString() });
-    this.ended = null;
-    await this.again(key);
+  async send(text: string, files: ChosenFile[], whenBusy: OutgoingMessage["whenBusy"], key = createIdempotencyKey()): Promise<void> {
+    this.outgoing.push({ key, text, files, whenBusy, envelope: null, error: null, at: new Date().toISOString() });
+    this.runEnd = null;
+    await this.retry(key);
   }
 
-  /** Try to send it once more: with the same key it arrives once, however often it was tried. */
-  async again(key: string): Promise<void> {
-    const one = this.sending.find((each) => each.key === key);
-    if (!one || one.envelope) return;
-    one.error = null;
-    this.#keep();
-    const trying = this.#post(one);
-    this.#underway.add(trying);
-    await trying;
-    this.#underway.delete(trying);
-    this.#keep();
+  /** Send a message again. Its idempotency key makes sure that it arrives once. */
+  async retry(key: string): Promise<void> {
+    const message = this.outgoing.find((each) => each.key === key);
+    if (!message || message.envelope) return;
+    message.error = null;
+    this.#saveUnsent();
+    const request = this.#post(message);
+    this.#sendRequests.add(request);
+    await request;
+    this.#sendRequests.delete(request);
+    this.#saveUnsent();
   }
 
-  async #post(one: Sending): Promise<void> {
-    const wanted: Send = { to: `agent:${this.agent}`, session: this.session, text: one.text, key: one.key };
-    if (one.whenBusy && this.run) wanted.when_busy = one.whenBusy;
+  async #post(message: OutgoingMessage): Promise<void> {
+    const params: SendParams = { to: `agent:${this.agent}`, session: this.session, text: message.text, key: message.key };
+    if (message.whenBusy && this.run) params.when_busy = message.whenBusy;
     try {
-      if (one.files.length) {
-        const taken = one.files.map(async (file) => ({ name: file.name, media_type: file.type, hash: await upload(file.bytes) }));
-        wanted.attachments = await Promise.all(taken);
+      if (message.files.length) {
+        const uploads = message.files.map(async (file) => ({ name: file.name, media_type: file.type, hash: await uploadFile(file.bytes) }));
+        params.attachments = await Promise.all(uploads);
       }
-      one.envelope = (await ask("envelope.send", wanted)).envelope;
-      this.#settle();
-      this.#waitSoon();
+      message.envelope = (await callOperation("envelope.send", params)).envelope;
+      this.#removeShown();
+      this.#loadQueueSoon();
     } catch (error) {
-      one.error = error;
+      message.error = error;
     }
   }
 
   discard(key: string): void {
-    this.sending = this.sending.filter((each) => each.key !== key);
-    this.#keep();
+    this.outgoing = this.outgoing.filter((each) => each.key !== key);
+    this.#saveUnsent();
   }
 
-  /** Take back what waits. */
+  /** Cancel a queued envelope. */
   async cancel(envelope: string): Promise<void> {
-    await ask("envelope.cancel", { id: envelope });
-    this.#gone(envelope);
+    await callOperation("envelope.cancel", { id: envelope });
+    this.#removeEnvelope(envelope);
   }
 
   async stop(): Promise<void> {
-    await ask("session.stop", { session: this.session, clear: false });
+    await callOperation("session.stop", { session: this.session, clear: false });
   }
 
-  /** Files are not kept: a browser has no room for them. */
-  #keep(): void {
-    keepUnsent(this.session, this.sending.filter((one) => one.envelope === null && !one.files.length));
+  /** Messages with files are not saved: local storage is too small for files. */
+  #saveUnsent(): void {
+    saveUnsent(this.session, this.outgoing.filter((each) => each.envelope === null && !each.files.length));
   }
 
-  /** The answers to what is being sent right now: what they tell of may be among the lines already. */
-  async #answers(): Promise<void> {
-    if (!this.#underway.size) return;
-    const late = new Promise((resolve) => setTimeout(resolve, ANSWER_WITHIN_MS));
-    await Promise.race([Promise.allSettled([...this.#underway]), late]);
+  /** Wait for send requests that are under way: a record may already contain their envelopes. */
+  async #waitForSends(): Promise<void> {
+    if (!this.#sendRequests.size) return;
+    const timeout = new Promise((resolve) => setTimeout(resolve, SEND_WAIT_MS));
+    await Promise.race([Promise.allSettled([...this.#sendRequests]), timeout]);
   }
 
-  /** The house is there again: what failed for want of it is tried again. */
-  #back(): void {
-    if (this.trouble) void this.load();
-    for (const one of this.sending) if (one.error instanceof Unreachable) void this.again(one.key);
+  /** After a reconnect, retry what failed because the server was unreachable. */
+  #reconnect(): void {
+    if (this.error) void this.load();
+    for (const each of this.outgoing) if (each.error instanceof ServerUnreachable) void this.retry(each.key);
   }
 
-  // --- what the house tells ---
+  // --- events from the server ---
 
-  #news(news: News): void {
-    this.#heard(news);
-    if (news.seq <= this.#cursor) return;
-    this.#cursor = news.seq;
-    switch (news.news) {
+  #handleEvent(event: ServerEvent): void {
+    this.#clearRecordedPartial(event);
+    if (event.seq <= this.#cursor) return;
+    this.#cursor = event.seq;
+    switch (event.news) {
       case "run.started":
       case "run.resumed":
-        this.run = { id: news.run ?? "", status: "running" };
-        this.ended = null;
+        this.run = { id: event.run ?? "", status: "running" };
+        this.runEnd = null;
         break;
       case "run.parked":
-        this.run = { id: news.run ?? "", status: "parked" };
+        this.run = { id: event.run ?? "", status: "parked" };
         break;
       case "run.ended":
         this.run = null;
-        if (!news.record) this.#silence();
-        if (news["status"] !== "completed" && !news.record) {
-          this.ended = { because: String(news["because"] ?? ""), outcome: String(news["status"]) };
+        if (!event.record) this.#clearPartial();
+        if (event["status"] !== "completed" && !event.record) {
+          this.runEnd = { because: String(event["because"] ?? ""), outcome: String(event["status"]) };
         }
         break;
       case "envelope.accepted":
-        this.#answered(news);
+        this.#setCommandReply(event);
         break;
       case "envelope.settled":
-        this.#settled(news);
+        this.#handleSettled(event);
         break;
       case "session.switched":
-        this.switched = { by: String(news["by"]), to: String(news["to"]) };
+        this.switched = { by: String(event["by"]), to: String(event["to"]) };
         break;
       case "session.deleted":
         this.phase = "gone";
@@ -268,130 +268,130 @@ export class Conversation {
         void this.load();
         return;
     }
-    if (news.news.startsWith("envelope.") || news.news.startsWith("run.")) this.#waitSoon();
-    if (news.record) {
-      if (typeof news["revision"] === "number") this.revision = news["revision"];
-      this.#record(news);
-    } else if (typeof news["revision"] === "number" && news["revision"] !== this.revision) void this.load();
+    if (event.news.startsWith("envelope.") || event.news.startsWith("run.")) this.#loadQueueSoon();
+    if (event.record) {
+      if (typeof event["revision"] === "number") this.revision = event["revision"];
+      this.#addRecord(event);
+    } else if (typeof event["revision"] === "number" && event["revision"] !== this.revision) void this.load();
   }
 
-  /** A line that was read before its words came over the other way: they were said, and are said no more. */
-  #heard({ record }: News): void {
-    const line = record && this.lines.findLast((each) => each.seq === record.seq);
-    if (!line) return;
+  /** The record may have been loaded before the event: then its partial reply is complete. */
+  #clearRecordedPartial({ record }: ServerEvent): void {
+    const loaded = record && this.records.findLast((each) => each.seq === record.seq);
+    if (!loaded) return;
     this.#flush();
-    if (this.#isSaid([line])) this.#silence();
+    if (this.#includesPartial([loaded])) this.#clearPartial();
   }
 
-  #record(news: News): void {
-    const record = news.record;
-    const last = this.lines.at(-1)?.seq ?? 0;
+  #addRecord(event: ServerEvent): void {
+    const record = event.record;
+    const last = this.records.at(-1)?.seq ?? 0;
     if (!record || record.seq <= last) return;
-    this.newest = Math.max(this.newest, record.seq);
-    if (record.seq !== last + 1 || record.kind === "user") return this.#more();
-    const line = { ...record, at: news.at, run: news.run ?? null, trust: "private", mail: [] } as Line;
-    this.#add([line]);
+    this.newestSeq = Math.max(this.newestSeq, record.seq);
+    if (record.seq !== last + 1 || record.kind === "user") return this.#loadTailSoon();
+    const complete = { ...record, at: event.at, run: event.run ?? null, trust: "private", mail: [] } as SessionRecord;
+    this.#append([complete]);
   }
 
-  /** What is missing at the end, as one request at a time. */
-  #more(): void {
-    if (this.#tail) {
-      this.#tailAgain = true;
+  /** Load the records after the last loaded one, with one request at a time. */
+  #loadTailSoon(): void {
+    if (this.#tailRequest) {
+      this.#tailPending = true;
       return;
     }
-    this.#tail = this.#readTail().finally(() => {
-      this.#tail = null;
-      if (this.#tailAgain) {
-        this.#tailAgain = false;
-        this.#more();
+    this.#tailRequest = this.#loadTail().finally(() => {
+      this.#tailRequest = null;
+      if (this.#tailPending) {
+        this.#tailPending = false;
+        this.#loadTailSoon();
       }
     });
   }
 
-  async #readTail(): Promise<void> {
-    const after = this.lines.at(-1)?.seq ?? 0;
+  async #loadTail(): Promise<void> {
+    const after = this.records.at(-1)?.seq ?? 0;
     try {
-      const read = await ask("session.transcript", { session: this.session, after, limit: LINES_TO_FIND });
-      await this.#answers();
+      const read = await callOperation("session.transcript", { session: this.session, after, limit: LARGE_PAGE_SIZE });
+      await this.#waitForSends();
       if (read.revision !== this.revision) return void (await this.load());
-      const known = this.lines.at(-1)?.seq ?? 0;
-      this.#add(read.lines.filter((line) => line.seq > known));
-      this.#settle();
+      const known = this.records.at(-1)?.seq ?? 0;
+      this.#append(read.lines.filter((each) => each.seq > known));
+      this.#removeShown();
     } catch (error) {
-      this.trouble = error;
+      this.error = error;
     }
   }
 
-  #add(lines: Line[]): void {
+  #append(records: SessionRecord[]): void {
     this.#flush();
-    if (this.#isSaid(lines)) this.#silence();
-    this.#answeredCalls(lines);
-    this.lines = [...this.lines, ...lines];
-    this.newest = Math.max(this.newest, this.lines.at(-1)?.seq ?? 0);
+    if (this.#includesPartial(records)) this.#clearPartial();
+    this.#clearFinishedCalls(records);
+    this.records = [...this.records, ...records];
+    this.newestSeq = Math.max(this.newestSeq, this.records.at(-1)?.seq ?? 0);
   }
 
-  /** What was sent is here when the house shows it. */
-  #settle(): void {
-    const shown = new Set(this.lines.flatMap((line) => line.mail.map((mail) => mail.envelope)));
-    for (const aside of this.asides) shown.add(aside.envelope);
-    this.sending = this.sending.filter((each) => each.envelope === null || !shown.has(each.envelope));
-    if (this.waiting.some((each) => shown.has(each.id))) this.waiting = this.waiting.filter((each) => !shown.has(each.id));
+  /** Remove outgoing and queued messages that a record or a command reply shows now. */
+  #removeShown(): void {
+    const shown = new Set(this.records.flatMap((record) => record.mail.map((mail) => mail.envelope)));
+    for (const reply of this.commandReplies) shown.add(reply.envelope);
+    this.outgoing = this.outgoing.filter((each) => each.envelope === null || !shown.has(each.envelope));
+    if (this.queued.some((each) => shown.has(each.id))) this.queued = this.queued.filter((each) => !shown.has(each.id));
   }
 
-  /** An envelope that no run will read: taken back, or answered by the house itself. */
-  #settled(news: News): void {
-    const envelope = news.envelope ?? "";
-    if (news["kind"] !== "message" || !String(news["to"]).startsWith("agent:")) return;
-    if (news["outcome"] === "cancelled") return this.#gone(envelope);
-    if (this.lines.some((line) => line.mail.some((mail) => mail.envelope === envelope))) return;
-    const answer = news["outcome"] === "answered" ? "" : String(news["because"] ?? "");
-    const aside = { envelope, text: String(news["text"] ?? ""), answer, at: news.at, after: this.newest };
-    this.asides = [...this.asides, aside].slice(-ASIDES_MAX);
-    this.#settle();
+  /** An envelope that no run reads: it was cancelled, or the server answered it as a command. */
+  #handleSettled(event: ServerEvent): void {
+    const envelope = event.envelope ?? "";
+    if (event["kind"] !== "message" || !String(event["to"]).startsWith("agent:")) return;
+    if (event["outcome"] === "cancelled") return this.#removeEnvelope(envelope);
+    if (this.records.some((record) => record.mail.some((mail) => mail.envelope === envelope))) return;
+    const answer = event["outcome"] === "answered" ? "" : String(event["because"] ?? "");
+    const reply = { envelope, text: String(event["text"] ?? ""), answer, at: event.at, after: this.newestSeq };
+    this.commandReplies = [...this.commandReplies, reply].slice(-COMMAND_REPLIES_MAX);
+    this.#removeShown();
   }
 
-  #answered(news: News): void {
-    const to = news["reply_to"];
-    if (!this.asides.some((each) => each.envelope === to)) return;
-    const answer = String(news["text"] ?? "");
-    this.asides = this.asides.map((each) => (each.envelope === to ? { ...each, answer } : each));
+  #setCommandReply(event: ServerEvent): void {
+    const to = event["reply_to"];
+    if (!this.commandReplies.some((each) => each.envelope === to)) return;
+    const answer = String(event["text"] ?? "");
+    this.commandReplies = this.commandReplies.map((each) => (each.envelope === to ? { ...each, answer } : each));
   }
 
-  #gone(envelope: string): void {
-    this.sending = this.sending.filter((each) => each.envelope !== envelope);
-    this.waiting = this.waiting.filter((each) => each.id !== envelope);
+  #removeEnvelope(envelope: string): void {
+    this.outgoing = this.outgoing.filter((each) => each.envelope !== envelope);
+    this.queued = this.queued.filter((each) => each.id !== envelope);
   }
 
-  #waitSoon(): void {
+  #loadQueueSoon(): void {
     clearTimeout(this.#timer);
-    this.#timer = window.setTimeout(() => void this.#wait(), WAITING_AFTER_MS);
+    this.#timer = window.setTimeout(() => void this.#loadQueue(), QUEUE_DELAY_MS);
   }
 
-  async #wait(): Promise<void> {
-    const mine = ++this.#waits;
+  async #loadQueue(): Promise<void> {
+    const request = ++this.#queueRequests;
     try {
-      const { envelopes } = await ask("session.waiting", { session: this.session });
-      if (mine !== this.#waits) return; // an older answer that came later
-      this.waiting = envelopes;
-      this.#settle();
+      const { envelopes } = await callOperation("session.waiting", { session: this.session });
+      if (request !== this.#queueRequests) return; // an older response that arrived later
+      this.queued = envelopes;
+      this.#removeShown();
     } catch {
-      // what waits is shown when the house answers again
+      // the queue is loaded again with the next event
     }
   }
 
-  // --- words as they are said: taken up once a frame ---
+  // --- streamed replies: applied once per animation frame ---
 
-  #delta(delta: Delta): void {
+  #addDelta(delta: Delta): void {
     this.#deltas.push(delta);
-    this.#nextFrame();
+    this.#scheduleFlush();
   }
 
-  #piece(piece: Nested): void {
-    this.#pieces.push(piece);
-    this.#nextFrame();
+  #addNestedDelta(delta: NestedDelta): void {
+    this.#nestedDeltas.push(delta);
+    this.#scheduleFlush();
   }
 
-  #nextFrame(): void {
+  #scheduleFlush(): void {
     if (this.#frame) return;
     this.#frame = document.hidden ? window.setTimeout(this.#flush, 100) : requestAnimationFrame(this.#flush);
   }
@@ -401,86 +401,86 @@ export class Conversation {
     const deltas = this.#deltas;
     this.#deltas = [];
     let now = this.partial;
-    for (const delta of deltas) now = this.#said(now, delta);
+    for (const delta of deltas) now = this.#applyDelta(now, delta);
     this.partial = now;
-    if (this.#pieces.length) this.#nest();
+    if (this.#nestedDeltas.length) this.#applyNestedDeltas();
   };
 
-  #nest(): void {
-    const nested = { ...this.nested };
-    for (const { call, agent, run, session, kind, text, offset } of this.#pieces.splice(0)) {
+  #applyNestedDeltas(): void {
+    const nested = { ...this.nestedWork };
+    for (const { call, agent, run, session, kind, text, offset } of this.#nestedDeltas.splice(0)) {
       const known = nested[call]?.run === run ? nested[call] : { session, call, agent, run, text: "", calls: [] };
-      const said = offset ? known.text + text : text;
-      nested[call] = kind === "call" ? { ...known, calls: [...known.calls, text] } : { ...known, text: said };
+      const joined = offset ? known.text + text : text;
+      nested[call] = kind === "call" ? { ...known, calls: [...known.calls, text] } : { ...known, text: joined };
     }
-    this.nested = nested;
+    this.nestedWork = nested;
   }
 
-  #within(all: Within[]): void {
-    this.#pieces = [];
-    this.nested = Object.fromEntries(all.filter((each) => each.session === this.session).map((each) => [each.call, each]));
+  #setNestedWork(all: NestedWork[]): void {
+    this.#nestedDeltas = [];
+    this.nestedWork = Object.fromEntries(all.filter((each) => each.session === this.session).map((each) => [each.call, each]));
   }
 
-  /** Calls that have their result wait no longer. */
-  #answeredCalls(lines: Line[]): void {
-    const closed = new Set(lines.filter((line) => line.kind === "tool").map((line) => String((line.body as { call?: unknown }).call)));
-    if (!Object.keys(this.nested).some((call) => closed.has(call))) return;
-    this.nested = Object.fromEntries(Object.entries(this.nested).filter(([call]) => !closed.has(call)));
+  /** Remove the nested work of calls that have a result. */
+  #clearFinishedCalls(records: SessionRecord[]): void {
+    const closed = new Set(records.filter((each) => each.kind === "tool").map((each) => String((each.body as { call?: unknown }).call)));
+    if (!Object.keys(this.nestedWork).some((call) => closed.has(call))) return;
+    this.nestedWork = Object.fromEntries(Object.entries(this.nestedWork).filter(([call]) => !closed.has(call)));
   }
 
-  #said(now: Partial | null, delta: Delta): Partial | null {
+  #applyDelta(now: Partial | null, delta: Delta): Partial | null {
     const newer = !now || delta.run !== now.run || delta.turn > now.turn || (delta.turn === now.turn && delta.attempt > now.attempt);
     if (newer) {
-      if (delta.offset) return this.#lost(now);
+      if (delta.offset) return this.#requestPartials(now);
       now = { session: delta.session, run: delta.run, turn: delta.turn, attempt: delta.attempt, text: "", thinking: "" };
       this.#chars = { text: 0, thinking: 0 };
     } else if (!now || delta.turn < now.turn || delta.attempt < now.attempt) return now;
     const length = this.#chars[delta.kind];
-    if (delta.offset > length) return this.#lost(now);
+    if (delta.offset > length) return this.#requestPartials(now);
     if (delta.offset < length) return now;
-    this.#chars[delta.kind] += lengthOf(delta.text);
+    this.#chars[delta.kind] += countCodePoints(delta.text);
     return { ...now, [delta.kind]: now[delta.kind] + delta.text };
   }
 
-  /** Something was missed: ask, once, for all that was said so far. */
-  #lost(now: Partial | null): Partial | null {
-    if (!this.#asked) this.#asked = house.live.send({ type: "subscribe", session: this.session, after: this.#cursor });
+  /** A delta is missing: subscribe again, once, to get the complete partial reply. */
+  #requestPartials(now: Partial | null): Partial | null {
+    if (!this.#resubscribed) this.#resubscribed = server.events.send({ type: "subscribe", session: this.session, after: this.#cursor });
     return now;
   }
 
-  #partials(all: Partial[]): void {
+  #setPartial(all: Partial[]): void {
     this.#flush();
-    this.#asked = false;
-    const mine = all.findLast((each) => each.session === this.session) ?? null;
+    this.#resubscribed = false;
+    const received = all.findLast((each) => each.session === this.session) ?? null;
     const now = this.partial;
-    // Words that were said since it was written down may have come before it.
-    const same = mine && now && mine.run === now.run && mine.turn === now.turn && mine.attempt === now.attempt;
-    if (same && now.text.length >= mine.text.length && now.thinking.length >= mine.thinking.length) return;
-    this.partial = mine;
-    this.#chars = { text: lengthOf(mine?.text ?? ""), thinking: lengthOf(mine?.thinking ?? "") };
+    // Deltas that are newer than the snapshot may have arrived before it.
+    const same = received && now && received.run === now.run && received.turn === now.turn && received.attempt === now.attempt;
+    if (same && now.text.length >= received.text.length && now.thinking.length >= received.thinking.length) return;
+    this.partial = received;
+    this.#chars = { text: countCodePoints(received?.text ?? ""), thinking: countCodePoints(received?.thinking ?? "") };
   }
 
-  /** Whether what is being said is one of these lines. */
-  #isSaid(lines: Line[]): boolean {
-    const spoken = this.partial;
-    return spoken !== null && lines.some((line) => line.run === spoken.run && line.kind !== "user" && isOf(line, spoken));
+  /** Whether one of these records is the partial reply. */
+  #includesPartial(records: SessionRecord[]): boolean {
+    const partial = this.partial;
+    return partial !== null && records.some((each) => each.run === partial.run && each.kind !== "user" && isRecordOf(each, partial));
   }
 
-  /** What was being said is a line now, or will never be one. */
-  #silence(): void {
+  /** The partial reply has become a record, or never will. */
+  #clearPartial(): void {
     this.#deltas = [];
     this.partial = null;
   }
 }
 
-/** Whether a line is what was being said; or a note that it will not be said to its end. */
-function isOf(line: Line, spoken: Partial): boolean {
-  if (line.kind === "note") return true;
-  return line.kind === "assistant" && String((line.body as { text?: unknown }).text ?? "").startsWith(spoken.text);
+/** Whether a record completes the partial reply, or is a note that the reply was interrupted. */
+function isRecordOf(record: SessionRecord, partial: Partial): boolean {
+  if (record.kind === "note") return true;
+  return record.kind === "assistant" && String((record.body as { text?: unknown }).text ?? "").startsWith(partial.text);
 }
 
-/** In characters as the house counts them, which are not JavaScript's. */
-function lengthOf(text: string): number {
+/** Length in code points, as the server counts. JavaScript counts UTF-16 units. */
+function countCodePoints(text: string): number {
   let length = 0;
   for (let i = 0; i < text.length; i++) {
     const unit = text.charCodeAt(i);

@@ -1,90 +1,91 @@
-// What was put where one notices it, for whoever looks at this page.
+// The notifications of the signed-in person, newest first.
 
 import { untrack } from "svelte";
-import { ask, type Answered } from "./api";
-import { house } from "./house.svelte";
+import { callOperation, type Result } from "./api";
+import { server } from "./server.svelte";
 
-export type Notification = Answered<"notification.list">["notifications"][number];
+export type Notification = Result<"notification.list">["notifications"][number];
 
-const AT_ONCE = 20;
-const LOOK_AGAIN_MS = 120;
+const PAGE_SIZE = 20;
+const REFRESH_DELAY_MS = 120;
 
 class Notifications {
   list: Notification[] = $state.raw([]);
   unread: number = $state(0);
   next: string | null = $state(null);
-  trouble: unknown = $state(null);
+  error: unknown = $state(null);
   #timer = 0;
-  /** Counts looks and changes: the answer to an older look is outdated. */
-  #turn = 0;
+  /** Counts requests and changes: the response to an older request is stale. */
+  #version = 0;
 
   constructor() {
-    house.live.listen({
-      news: (news) => {
-        if (news.news !== "notification.changed") return;
-        if (typeof news["unread"] === "number") this.unread = news["unread"];
-        this.#soon();
+    server.events.listen({
+      event: (event) => {
+        if (event.news !== "notification.changed") return;
+        if (typeof event["unread"] === "number") this.unread = event["unread"];
+        this.#refreshSoon();
       },
-      reset: (session) => session === null && this.#soon(),
+      reset: (session) => session === null && this.#refreshSoon(),
     });
     $effect.root(() => {
       $effect(() => {
-        if (house.phase === "in") untrack(() => void this.look());
+        if (server.phase === "signed-in") untrack(() => void this.refresh());
       });
     });
   }
 
-  /** As many as were shown, anew. */
-  async look(): Promise<void> {
-    const shown = this.#shown();
-    const mine = ++this.#turn;
+  /** Read as many notifications again as are loaded. */
+  async refresh(): Promise<void> {
+    const limit = this.#loadedCount();
+    const version = ++this.#version;
     try {
-      const read = await ask("notification.list", { limit: shown });
-      if (mine !== this.#turn) return;
-      this.list = read.notifications;
-      this.unread = read.unread;
-      this.next = read.next;
-      this.trouble = null;
+      const page = await callOperation("notification.list", { limit });
+      if (version !== this.#version) return;
+      this.list = page.notifications;
+      this.unread = page.unread;
+      this.next = page.next;
+      this.error = null;
     } catch (error) {
-      if (mine === this.#turn) this.trouble = error;
+      if (version === this.#version) this.error = error;
     }
   }
 
-  async more(): Promise<void> {
+  async loadMore(): Promise<void> {
     if (!this.next) return;
-    const read = await ask("notification.list", { limit: AT_ONCE, before: this.next });
+    const page = await callOperation("notification.list", { limit: PAGE_SIZE, before: this.next });
     const known = new Set(this.list.map((each) => each.id));
-    this.list = [...this.list, ...read.notifications.filter((each) => !known.has(each.id))];
-    this.next = read.next;
+    this.list = [...this.list, ...page.notifications.filter((each) => !known.has(each.id))];
+    this.next = page.next;
   }
 
-  /** One, or all of them. */
-  async read(id: string | null): Promise<void> {
-    this.unread = (await ask("notification.read", id ? { id } : { all: true })).unread;
-    this.#changed();
+  /** Mark one notification as read, or all of them if `id` is null. */
+  async markRead(id: string | null): Promise<void> {
+    this.unread = (await callOperation("notification.read", id ? { id } : { all: true })).unread;
+    this.#invalidate();
     this.list = this.list.map((each) => (id === null || each.id === id ? { ...each, read: true } : each));
   }
 
+  /** Remove one notification, or all of them if `id` is null. */
   async clear(id: string | null): Promise<void> {
-    this.unread = (await ask("notification.clear", id ? { id } : { all: true })).unread;
-    this.#changed();
+    this.unread = (await callOperation("notification.clear", id ? { id } : { all: true })).unread;
+    this.#invalidate();
     this.list = id ? this.list.filter((each) => each.id !== id) : [];
     if (!id) this.next = null;
   }
 
-  /** A look that is under way may not know of this: look again. */
-  #changed(): void {
-    this.#turn += 1;
-    this.#soon();
+  /** A request that is under way may not include this change: ignore its response and read again. */
+  #invalidate(): void {
+    this.#version += 1;
+    this.#refreshSoon();
   }
 
-  #shown(): number {
-    return Math.min(100, Math.max(AT_ONCE, this.list.length));
+  #loadedCount(): number {
+    return Math.min(100, Math.max(PAGE_SIZE, this.list.length));
   }
 
-  #soon(): void {
+  #refreshSoon(): void {
     clearTimeout(this.#timer);
-    this.#timer = window.setTimeout(() => void this.look(), LOOK_AGAIN_MS);
+    this.#timer = window.setTimeout(() => void this.refresh(), REFRESH_DELAY_MS);
   }
 }
 

@@ -1,43 +1,43 @@
-// Dark or light: as the machine says, or as the person says.
+// Dark or light: as the operating system is set, or as the person chose.
 
-export type Theme = "system" | "light" | "dark";
-const THEMES: Theme[] = ["system", "light", "dark"];
-const KEPT = "retinue.theme";
+export type ThemeName = "system" | "light" | "dark";
+const THEMES: ThemeName[] = ["system", "light", "dark"];
+const STORAGE_KEY = "retinue.theme";
 
-class Themes {
-  now: Theme = $state(read());
+class Theme {
+  current: ThemeName = $state(load());
 
   constructor() {
-    this.#show();
+    this.#apply();
   }
 
-  set(theme: Theme): void {
-    this.now = theme;
+  set(name: ThemeName): void {
+    this.current = name;
     try {
-      localStorage.setItem(KEPT, theme);
+      localStorage.setItem(STORAGE_KEY, name);
     } catch {
-      // a browser that keeps nothing: good until the page is closed
+      // the browser has no local storage: the choice lasts until the page is closed
     }
-    this.#show();
+    this.#apply();
   }
 
   next(): void {
-    this.set(THEMES[(THEMES.indexOf(this.now) + 1) % THEMES.length] ?? "system");
+    this.set(THEMES[(THEMES.indexOf(this.current) + 1) % THEMES.length] ?? "system");
   }
 
-  #show(): void {
-    if (this.now === "system") delete document.documentElement.dataset["theme"];
-    else document.documentElement.dataset["theme"] = this.now;
+  #apply(): void {
+    if (this.current === "system") delete document.documentElement.dataset["theme"];
+    else document.documentElement.dataset["theme"] = this.current;
   }
 }
 
-function read(): Theme {
+function load(): ThemeName {
   try {
-    const kept = localStorage.getItem(KEPT) as Theme | null;
-    return kept !== null && THEMES.includes(kept) ? kept : "system";
+    const stored = localStorage.getItem(STORAGE_KEY) as ThemeName | null;
+    return stored !== null && THEMES.includes(stored) ? stored : "system";
   } catch {
     return "system";
   }
 }
 
-export const themes = new Themes();
+export const theme = new Theme();

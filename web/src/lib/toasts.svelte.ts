@@ -1,11 +1,11 @@
-// Short words at the edge of the page: what was done, with a way back, or what went wrong, with what to do.
+// Short messages at the edge of the window: what was done, with an undo action, or what failed, with the next step.
 
-import { inWords } from "./api";
+import { formatError } from "./api";
 
 export interface Toast {
   id: number;
-  words: string;
-  kind: "said" | "bad";
+  text: string;
+  kind: "info" | "error";
   action: { label: string; run(): void } | null;
 }
 
@@ -14,16 +14,16 @@ const SHOWN_MAX = 4;
 
 class Toasts {
   list: Toast[] = $state([]);
-  #last = 0;
+  #lastId = 0;
   #timers = new Map<number, number>();
 
-  say(words: string, action: Toast["action"] = null, { forMs = SHOWN_MS }: { forMs?: number } = {}): number {
-    return this.#add({ words, kind: "said", action }, forMs);
+  show(text: string, action: Toast["action"] = null, { forMs = SHOWN_MS }: { forMs?: number } = {}): number {
+    return this.#add({ text, kind: "info", action }, forMs);
   }
 
-  /** Errors stay until they are closed: nobody reads them in six seconds. */
-  failed(error: unknown): number {
-    return this.#add({ words: inWords(error), kind: "bad", action: null }, null);
+  /** Errors stay until they are closed: six seconds are too short to read them. */
+  showError(error: unknown): number {
+    return this.#add({ text: formatError(error), kind: "error", action: null }, null);
   }
 
   close(id: number): void {
@@ -33,9 +33,9 @@ class Toasts {
   }
 
   #add(toast: Omit<Toast, "id">, forMs: number | null): number {
-    const same = this.list.find((each) => each.words === toast.words && each.kind === "bad");
+    const same = this.list.find((each) => each.text === toast.text && each.kind === "error");
     if (same) return same.id;
-    const id = ++this.#last;
+    const id = ++this.#lastId;
     this.list = [...this.list, { ...toast, id }].slice(-SHOWN_MAX);
     if (forMs !== null) this.#timers.set(id, window.setTimeout(() => this.close(id), forMs));
     return id;
@@ -44,12 +44,12 @@ class Toasts {
 
 export const toasts = new Toasts();
 
-/** Do it, and say so if it does not work. */
+/** Do the work, and show a toast if it fails. */
 export async function attempt<T>(work: () => Promise<T>): Promise<T | undefined> {
   try {
     return await work();
   } catch (error) {
-    toasts.failed(error);
+    toasts.showError(error);
     return undefined;
   }
 }

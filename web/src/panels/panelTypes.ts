@@ -1,50 +1,50 @@
-// A panel type is one folder in `types/`, whose index says what it is called, what it shows and how it is loaded. Nothing
-// else has to be told of it.
+// A panel type is one folder in `types/`. Its index declares the title, what it shows and how it is loaded; nothing else
+// needs to know it.
 
 import type { Component } from "svelte";
-import type { Active } from "../lib/context";
+import type { ActiveContent } from "../lib/uiContext";
 import type { IconName } from "../parts/icons";
 
-/** What a panel says of its content: to agents that look at the screen, and before the words that are sent beside it. */
-export interface Said {
-  active?: Active | undefined;
-  /** Ids of what is selected, and how these are called. */
+/** The content of a panel, for agents that inspect the window and for the context line of messages. */
+export interface PanelContent {
+  active?: ActiveContent | undefined;
+  /** The ids of the selected items, and their titles. */
   selection?: readonly string[] | undefined;
   selectionTitles?: readonly string[] | undefined;
-  /** What else there is to say, by names of the panel's own. */
+  /** Further attributes of the panel. */
   extras?: Readonly<Record<string, string>> | undefined;
 }
 
-/** What the component of a panel is given. */
+/** The props of a panel component. */
 export interface PanelProps {
-  /** The conversation it shows, where its type shows one and there is one. */
+  /** The conversation it shows, if its type shows one. */
   session: string | null;
-  /** What it asked to find again. */
-  kept: string;
-  onkeep: (kept: string) => void;
-  onsay: (said: Said) => void;
+  /** The state that the panel stored. */
+  state: string;
+  onstate: (state: string) => void;
+  oncontent: (content: PanelContent) => void;
 }
 
 export interface PanelType {
   type: string;
   title: string;
   icon: IconName;
-  /** What it is good for, in a line. */
+  /** What it shows, in one line. */
   description: string;
   order: number;
   /** Whether several may be open. */
   several: boolean;
-  /** Whose conversation it shows: none; the one that is looked at, unless it is kept to one; or always one and the same. */
+  /** Which conversation it shows: none; the open one, unless it is pinned; or always the same one. */
   binding: "none" | "follows" | "fixed";
   load(): Promise<{ default: Component<PanelProps> }>;
 }
 
-const found = import.meta.glob<{ default: PanelType }>("./types/*/index.ts", { eager: true });
+const modules = import.meta.glob<{ default: PanelType }>("./types/*/index.ts", { eager: true });
 
-export const panelTypes: PanelType[] = Object.values(found)
+export const panelTypes: PanelType[] = Object.values(modules)
   .map((module) => module.default)
   .sort((a, b) => a.order - b.order);
 
-export function typeOf(name: string): PanelType | undefined {
+export function findPanelType(name: string): PanelType | undefined {
   return panelTypes.find((each) => each.type === name);
 }

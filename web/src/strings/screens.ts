@@ -1,13 +1,13 @@
-// What the screens are called: all of them, before any is loaded. The rest of their words comes with them.
+// Titles of all screens, needed before any screen is loaded. The other strings of a screen are loaded with it.
 
 export const titles = {
   chat: "Chat",
   agents: "Agents",
   approvals: "Approvals",
-  live: "Live",
+  activity: "Activity",
   runs: "Runs",
   schedules: "Schedules",
-  money: "Money",
-  doors: "Doors",
-  house: "House",
+  usage: "Usage",
+  channels: "Channels",
+  settings: "Settings",
 };

@@ -1,34 +1,35 @@
-// What a person changes of an agent, before it is saved: kept while one walks through the house, judged by the house
-// while one types.
+// Unsaved changes of an agent. They are kept while the person visits other screens, and checked by the server while
+// the person types.
 
 import { SvelteMap } from "svelte/reactivity";
-import { ask, Refused, type Answered, type Asked } from "../../lib/api";
-import type { Colour, Delivery, Elevation, InstructionMode, Overflow, PermissionLevel, Place, QueueMode, SandboxMode, Scope, SessionsSeen, Verbosity, WorkspaceAccess } from "../../lib/operations";
+import { callOperation, ApiError, type Result, type Params } from "../../lib/api";
 import { router } from "../../lib/router.svelte";
 import { attempt, toasts } from "../../lib/toasts.svelte";
 import { agents as s } from "../../strings/agents";
 
-/** The fields of an agent by the names that `agent.set` has for them. */
+type Agent = Result<"agent.set">;
+
+/** The fields of an agent, named as in `agent.set`. */
 export interface Values {
   display_name: string;
   description: string;
   icon: string;
-  colour: Colour | null;
+  colour: Agent["colour"];
   visible: boolean;
   instructions: string;
-  instructions_mode: InstructionMode;
+  instructions_mode: Agent["instructions_mode"];
   model: string;
   fallbacks: string[] | null;
   effort: string | null;
-  verbose: Verbosity | null;
-  elevated: Elevation | null;
+  verbose: Agent["verbose"];
+  elevated: Agent["elevated"];
   workspace: string;
   context_files: string[];
-  delivery: Delivery;
+  delivery: Agent["delivery"];
   concurrency: number | null;
-  queue_mode: QueueMode;
+  queue_mode: Agent["queue"]["mode"];
   queue_cap: number;
-  queue_overflow: Overflow;
+  queue_overflow: Agent["queue"]["overflow"];
   reset_daily_at: string | null;
   reset_idle_minutes: number | null;
   reset_context_tokens_max: number | null;
@@ -38,7 +39,7 @@ export interface Values {
   heartbeat_active_zone: string | null;
   heartbeat_prompt: string | null;
   heartbeat_model: string | null;
-  heartbeat_place: Place | null;
+  heartbeat_place: Agent["heartbeat"]["place"];
   heartbeat_target: string | null;
   heartbeat_ack_chars_max: number | null;
   tools_profile: string | null;
@@ -61,10 +62,10 @@ export interface Values {
   subagents_effort: string | null;
   subagents_run_seconds_max: number | null;
   subagents_archive_after_s: number | null;
-  sandbox_mode: SandboxMode | null;
-  sandbox_scope: Scope | null;
-  sandbox_workspace: WorkspaceAccess | null;
-  sandbox_sessions: SessionsSeen | null;
+  sandbox_mode: Agent["sandbox"]["mode"];
+  sandbox_scope: Agent["sandbox"]["scope"];
+  sandbox_workspace: Agent["sandbox"]["workspace"];
+  sandbox_sessions: Agent["sandbox"]["sessions"];
   sandbox_browser: boolean | null;
   sandbox_image: string;
   sandbox_cpus: number | null;
@@ -84,18 +85,18 @@ export interface Values {
   attempts_max: number;
   replay_age_s: number | null;
   approval_wait_s: number;
-  permission_level: PermissionLevel;
+  permission_level: Agent["permission_level"];
 }
 export type Field = keyof Values;
 export type ListField = { [F in Field]: Values[F] extends string[] ? F : never }[Field];
-/** Null: as on a new agent. */
+/** Null: the default of a new agent. */
 export type Changes = { [F in Field]?: Values[F] | null };
 
-/** How hard a model can be told to think, where the house does not say what this one takes. */
+/** Reasoning efforts of a model that is not in the catalog. */
 export const EFFORTS = ["none", "low", "medium", "high", "xhigh"];
 
-const CHECK_AFTER_MS = 250;
-const EMPTY_IS_NONE: ReadonlySet<string> = new Set([
+const CHECK_DELAY_MS = 250;
+const EMPTY_CLEARS: ReadonlySet<string> = new Set([
   "model",
   "subagents_model",
   "display_name",
@@ -111,18 +112,19 @@ const EMPTY_IS_NONE: ReadonlySet<string> = new Set([
   "heartbeat_model",
   "heartbeat_target",
 ]);
-/** Refusals that say which field they are about only by their code. */
-const ABOUT: Record<string, "name" | Field> = {
+/** Error codes that refer to a field without naming it. */
+const FIELD_BY_CODE: Record<string, "name" | Field> = {
   "name.invalid": "name",
   "agent.exists": "name",
-  "agent.name-reserved": "name",
-  "model.effort": "effort",
+  "agent.name_reserved": "name",
+  "model.effort_invalid": "effort",
+  "model.effort_unsupported": "effort",
 };
 
-type Whole = Answered<"agent.set"> | Answered<"agent.register"> | Answered<"agent.show">;
+type AgentResult = Result<"agent.set"> | Result<"agent.register"> | Result<"agent.show">;
 
-/** Null where only the looks of an agent are told. */
-function valuesOf(agent: Whole): Values | null {
+/** Null if the person may only see the appearance of the agent. */
+function readValues(agent: AgentResult): Values | null {
   const { queue, reset, heartbeat, tools, delegation, subagents, sandbox, external } = agent;
   if (!queue || !reset || !heartbeat || !tools || !delegation || !subagents || !sandbox || !external) return null;
   const { by_provider: _, ...lists } = tools;
@@ -132,19 +134,19 @@ function valuesOf(agent: Whole): Values | null {
 }
 
 export class Draft {
-  /** Empty while a new one has none yet. */
+  /** Empty while a new agent has no name yet. */
   name: string = $state("");
   readonly isNew: boolean;
-  shown: Answered<"agent.show"> | null = $state.raw(null);
+  shown: Result<"agent.show"> | null = $state.raw(null);
   base: Values | null = $state.raw(null);
   changes: Changes = $state.raw({});
-  /** What is wrong with each field. */
+  /** Error of each field. */
   errors: Readonly<Record<string, string>> = $state.raw({});
-  /** What is wrong beside that. */
-  refused: unknown = $state.raw(null);
-  /** Why the agent cannot be shown. */
-  trouble: unknown = $state.raw(null);
-  elsewhere: boolean = $state(false);
+  /** Error that belongs to no field. */
+  saveError: unknown = $state.raw(null);
+  /** Error of the last load. */
+  loadError: unknown = $state.raw(null);
+  changedByOthers: boolean = $state(false);
   saving: boolean = $state(false);
 
   #timer = 0;
@@ -155,24 +157,24 @@ export class Draft {
     this.name = name ?? "";
   }
 
-  // Getters, and nothing derived: a draft outlives the page that began it.
+  // Getters instead of $derived, because a draft outlives the component that created it.
 
   get values(): Values | null {
     return this.base && ({ ...this.base, ...this.changes } as Values);
   }
 
-  /** What holds where the agent itself says nothing, as the house has it; null where it says nothing either. */
-  otherwise(field: Field): string | null {
-    const holds = this.shown?.in_force?.[field];
-    return holds && holds.by !== "agent" && holds.value !== null ? String(holds.value) : null;
+  /** The value from the server settings that applies if the agent has none. Null if there is none either. */
+  serverDefault(field: Field): string | null {
+    const inForce = this.shown?.in_force?.[field];
+    return inForce && inForce.by !== "agent" && inForce.value !== null ? String(inForce.value) : null;
   }
 
   get changed(): Field[] {
     return Object.keys(this.changes) as Field[];
   }
 
-  get sound(): boolean {
-    return Object.keys(this.errors).length === 0 && !this.refused;
+  get isValid(): boolean {
+    return Object.keys(this.errors).length === 0 && !this.saveError;
   }
 
   get dirty(): boolean {
@@ -182,26 +184,26 @@ export class Draft {
   async load(): Promise<void> {
     try {
       if (this.isNew) {
-        // As the house would make one: a name that nobody has, and nothing stored.
-        const plain = await ask("agent.register", { name: `newcomer-${crypto.randomUUID().slice(0, 8)}`, dry_run: true });
-        this.base = valuesOf(plain);
-      } else this.#take(await ask("agent.show", { name: this.name }));
-      this.trouble = null;
+        // A dry run with an unused name returns the defaults and stores nothing.
+        const defaults = await callOperation("agent.register", { name: `new-agent-${crypto.randomUUID().slice(0, 8)}`, dry_run: true });
+        this.base = readValues(defaults);
+      } else this.#apply(await callOperation("agent.show", { name: this.name }));
+      this.loadError = null;
     } catch (error) {
-      this.trouble = error;
+      this.loadError = error;
     }
   }
 
-  /** It became something else meanwhile. What was changed here stays, on top of that. */
+  /** Load a newer version that someone else saved. Unsaved changes are kept. */
   async follow(version: number): Promise<void> {
     if (version <= (this.shown?.version ?? 0)) return;
-    this.elsewhere = this.dirty;
+    this.changedByOthers = this.dirty;
     await this.load();
   }
 
   set<F extends Field>(field: F, value: Values[F] | null): void {
     const { [field]: _, ...others } = this.changes;
-    this.changes = this.base && same(this.base[field], value) ? others : { ...others, [field]: value };
+    this.changes = this.base && isEqual(this.base[field], value) ? others : { ...others, [field]: value };
     this.check();
   }
 
@@ -212,124 +214,124 @@ export class Draft {
 
   discard(): void {
     this.changes = {};
-    this.elsewhere = false;
+    this.changedByOthers = false;
     if (this.isNew) this.name = "";
-    this.#judge({}, null);
+    this.#setErrors({}, null);
   }
 
-  /** What `agent.set` is asked; also what is judged as if it were saved. */
-  get asked(): Omit<Asked<"agent.set">, "name"> {
-    const given: Record<string, unknown> = {};
+  /** Parameters of `agent.set` for the unsaved changes. */
+  get params(): Omit<Params<"agent.set">, "name"> {
+    const values: Record<string, unknown> = {};
     const clear: string[] = [];
     for (const [field, value] of Object.entries(this.changes)) {
-      if (value === null || (EMPTY_IS_NONE.has(field) && value === "")) clear.push(field);
-      else given[field] = value;
+      if (value === null || (EMPTY_CLEARS.has(field) && value === "")) clear.push(field);
+      else values[field] = value;
     }
-    return { ...given, ...(clear.length ? { clear } : {}) };
+    return { ...values, ...(clear.length ? { clear } : {}) };
   }
 
-  /** Have the house look at it, soon. */
+  /** Let the server check the changes after a short delay. */
   check(): void {
     clearTimeout(this.#timer);
     const number = ++this.#checks;
-    this.#timer = window.setTimeout(() => void this.#check(number), CHECK_AFTER_MS);
+    this.#timer = window.setTimeout(() => void this.#check(number), CHECK_DELAY_MS);
   }
 
   async #check(number: number): Promise<void> {
-    if (!this.dirty || (this.isNew && !this.name)) return this.#judge({}, null);
+    if (!this.dirty || (this.isNew && !this.name)) return this.#setErrors({}, null);
     try {
-      await this.#ask(true);
-      if (number === this.#checks) this.#judge({}, null);
+      await this.#send(true);
+      if (number === this.#checks) this.#setErrors({}, null);
     } catch (error) {
-      if (number === this.#checks) this.#wrong(error);
+      if (number === this.#checks) this.#showError(error);
     }
   }
 
-  /** Whether it was. */
+  /** Returns whether the agent was saved. */
   async save(): Promise<boolean> {
     clearTimeout(this.#timer);
     this.#checks++;
     this.saving = true;
     try {
-      const kept = await this.#ask(false);
+      const saved = await this.#send(false);
       this.changes = {};
-      this.elsewhere = false;
-      this.#judge({}, null);
-      if (this.isNew) toasts.say(s.created(kept.name));
+      this.changedByOthers = false;
+      this.#setErrors({}, null);
+      if (this.isNew) toasts.show(s.created(saved.name));
       else {
-        this.#take({ ...kept, state: this.shown?.state ?? "idle" });
-        toasts.say(s.saved(kept.version));
+        this.#apply({ ...saved, state: this.shown?.state ?? "idle" });
+        toasts.show(s.saved(saved.version));
       }
-      this.name = kept.name;
+      this.name = saved.name;
       return true;
     } catch (error) {
-      this.#wrong(error);
+      this.#showError(error);
       return false;
     } finally {
       this.saving = false;
     }
   }
 
-  #ask(dry_run: boolean): Promise<Answered<"agent.set"> | Answered<"agent.register">> {
-    if (!this.isNew) return ask("agent.set", { name: this.name, ...this.asked, dry_run });
-    const { clear: _, ...given } = this.asked;
-    return ask("agent.register", { name: this.name, ...given, dry_run });
+  #send(dry_run: boolean): Promise<Result<"agent.set"> | Result<"agent.register">> {
+    if (!this.isNew) return callOperation("agent.set", { name: this.name, ...this.params, dry_run });
+    const { clear: _, ...values } = this.params;
+    return callOperation("agent.register", { name: this.name, ...values, dry_run });
   }
 
-  #take(shown: Answered<"agent.show">): void {
+  #apply(shown: Result<"agent.show">): void {
     this.shown = shown;
-    this.base = valuesOf(shown);
+    this.base = readValues(shown);
     const base = this.base;
-    if (base) this.changes = Object.fromEntries(Object.entries(this.changes).filter(([field, value]) => !same(base[field as Field], value)));
+    if (base) this.changes = Object.fromEntries(Object.entries(this.changes).filter(([field, value]) => !isEqual(base[field as Field], value)));
   }
 
-  #judge(errors: Record<string, string>, refused: unknown): void {
+  #setErrors(errors: Record<string, string>, saveError: unknown): void {
     this.errors = errors;
-    this.refused = refused;
+    this.saveError = saveError;
   }
 
-  #wrong(error: unknown): void {
-    if (!(error instanceof Refused)) return this.#judge({}, error);
-    const field = ABOUT[error.code] ?? /^\w+(?= is too long$)/.exec(error.sentence)?.[0] ?? /\$\.(\w+)/.exec(error.because)?.[1];
-    if (Object.keys(error.fields).length) this.#judge(error.fields, null);
-    else if (field) this.#judge({ [field]: `${error.sentence}: ${error.because}` }, null);
-    else this.#judge({}, error);
+  #showError(error: unknown): void {
+    if (!(error instanceof ApiError)) return this.#setErrors({}, error);
+    const field = FIELD_BY_CODE[error.code] ?? /^\w+(?= is too long$)/.exec(error.sentence)?.[0] ?? /\$\.(\w+)/.exec(error.because)?.[1];
+    if (Object.keys(error.fields).length) this.#setErrors(error.fields, null);
+    else if (field) this.#setErrors({ [field]: `${error.sentence}: ${error.because}` }, null);
+    else this.#setErrors({}, error);
   }
 }
 
-function same(a: unknown, b: unknown): boolean {
+function isEqual(a: unknown, b: unknown): boolean {
   return JSON.stringify(a) === JSON.stringify(b);
 }
 
 const drafts = new SvelteMap<string, Draft>();
 router.guard(() => ![...drafts.values()].some((each) => each.dirty));
 
-/** The one draft of an agent, as it was left; without a name, that of one who is not here yet. */
-export function draftOf(name: string | null): Draft {
+/** The draft of an agent, created on first use. Null: the draft of a new agent. */
+export function getDraft(name: string | null): Draft {
   const key = name ?? "";
-  const known = drafts.get(key);
-  if (known) return known;
-  const made = new Draft(name);
-  drafts.set(key, made);
-  return made;
+  const existing = drafts.get(key);
+  if (existing) return existing;
+  const draft = new Draft(name);
+  drafts.set(key, draft);
+  return draft;
 }
 
-export function forget(draft: Draft): void {
+export function removeDraft(draft: Draft): void {
   for (const [key, each] of drafts) if (each === draft) drafts.delete(key);
 }
 
-export function hasUnsaved(name: string): boolean {
+export function hasUnsavedChanges(name: string): boolean {
   return drafts.get(name)?.dirty ?? false;
 }
 
-type Model = Answered<"model.list">["models"][number];
+type Model = Result<"model.list">["models"][number];
 let models: Promise<Model[]> | undefined;
 
-/** The models there are to choose from. */
-export async function modelsHere(): Promise<Model[]> {
-  models ??= ask("model.list").then((told) => told.models);
-  const told = await attempt(() => models ?? Promise.resolve([]));
-  if (!told) models = undefined;
-  return told ?? [];
+/** The models in the catalog, loaded once. */
+export async function loadModels(): Promise<Model[]> {
+  models ??= callOperation("model.list").then((result) => result.models);
+  const loaded = await attempt(() => models ?? Promise.resolve([]));
+  if (!loaded) models = undefined;
+  return loaded ?? [];
 }
 export type { Model };

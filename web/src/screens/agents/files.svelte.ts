@@ -1,30 +1,30 @@
-// The files of a home while one writes them: kept as they were left, saved only over what was read.
+// Unsaved edits of files in an agent directory. A file is saved only if it has not changed since it was read.
 
 import { SvelteMap } from "svelte/reactivity";
-import { ask, Refused, type Answered } from "../../lib/api";
+import { callOperation, ApiError, type Result } from "../../lib/api";
 import { router } from "../../lib/router.svelte";
 import { toasts } from "../../lib/toasts.svelte";
 import { agents } from "../../strings/agents";
 
 const s = agents.files;
 
-/** What somebody else wrote meanwhile; null where they took it away. */
-export type Theirs = { content: string; hash: string; trust: string } | null;
+/** The version on the server; null if the file does not exist. */
+export type ServerVersion = { content: string; hash: string; trust: string } | null;
 
-export class Text {
-  /** As it was read: empty where there is none yet. */
-  read: string = $state("");
+export class FileDraft {
+  /** Content as last read or saved; empty for a new file. */
+  savedText: string = $state("");
   hash: string = $state("");
   trust: string = $state("");
   text: string = $state("");
-  believe: boolean = $state(false);
+  trusted: boolean = $state(false);
   loaded: boolean = $state(false);
-  trouble: unknown = $state.raw(null);
+  error: unknown = $state.raw(null);
   saving: boolean = $state(false);
-  /** Somebody has written it since. */
-  elsewhere: boolean = $state(false);
-  /** What they wrote, once it is to be chosen between the two. */
-  theirs: Theirs | undefined = $state.raw(undefined);
+  /** Whether someone else has saved the file since it was read. */
+  changedByOthers: boolean = $state(false);
+  /** The version of someone else, while the person chooses between the two. */
+  otherVersion: ServerVersion | undefined = $state.raw(undefined);
 
   constructor(
     readonly agent: string,
@@ -32,105 +32,105 @@ export class Text {
   ) {}
 
   get dirty(): boolean {
-    return this.loaded && (this.text !== this.read || this.believe);
+    return this.loaded && (this.text !== this.savedText || this.trusted);
   }
 
   get isNew(): boolean {
     return this.loaded && this.hash === "";
   }
 
-  begin(): void {
+  startNew(): void {
     this.loaded = true;
   }
 
-  /** As it is now, unless one has written into it: that is kept, and told. */
+  /** Read the file. Unsaved edits are kept, and `changedByOthers` is set if they are based on an old version. */
   async load(): Promise<void> {
     try {
-      const theirs = await this.#theirs();
-      this.trouble = null;
-      if (!theirs && !this.loaded) throw new Refused(404, "path.not-found", `there is no ${this.path}`, "it was removed, or never there", "choose another file");
-      if (this.dirty || (this.loaded && !theirs)) this.elsewhere = (theirs?.hash ?? "") !== this.hash;
-      else if (theirs) this.take(theirs);
+      const version = await this.#readVersion();
+      this.error = null;
+      if (!version && !this.loaded) throw new ApiError(404, "path.not_found", `no file named ${this.path}`, "it was deleted, or the address is wrong", "choose another file");
+      if (this.dirty || (this.loaded && !version)) this.changedByOthers = (version?.hash ?? "") !== this.hash;
+      else if (version) this.replace(version);
     } catch (error) {
-      this.trouble = error;
+      this.error = error;
     }
   }
 
-  take(theirs: Theirs): void {
-    this.read = this.text = theirs?.content ?? "";
-    this.hash = theirs?.hash ?? "";
-    this.trust = theirs?.trust ?? "";
-    this.#settle();
+  replace(version: ServerVersion): void {
+    this.savedText = this.text = version?.content ?? "";
+    this.hash = version?.hash ?? "";
+    this.trust = version?.trust ?? "";
+    this.#resetState();
   }
 
   revert(): void {
-    this.text = this.read;
-    this.believe = false;
-    if (this.elsewhere) void this.load();
+    this.text = this.savedText;
+    this.trusted = false;
+    if (this.changedByOthers) void this.load();
   }
 
   async compare(): Promise<void> {
     try {
-      this.theirs = await this.#theirs();
+      this.otherVersion = await this.#readVersion();
     } catch (error) {
-      toasts.failed(error);
+      toasts.showError(error);
     }
   }
 
-  /** Over what was read, or over `theirs` where one has seen it. */
-  async save(over: string = this.hash): Promise<void> {
-    const { text, believe } = this;
+  /** Save the file if its hash on the server is still `expectedHash`. */
+  async save(expectedHash: string = this.hash): Promise<void> {
+    const { text, trusted } = this;
     this.saving = true;
     try {
-      const kept = await ask("agent.write-file", { name: this.agent, path: this.path, content: text, hash: over, believe });
-      this.read = text;
-      this.hash = kept.hash;
-      if (believe || kept.created) this.trust = "";
-      this.#settle();
-      toasts.say(s.saved(this.path));
+      const saved = await callOperation("agent.write-file", { name: this.agent, path: this.path, content: text, hash: expectedHash, believe: trusted });
+      this.savedText = text;
+      this.hash = saved.hash;
+      if (trusted || saved.created) this.trust = "";
+      this.#resetState();
+      toasts.show(s.saved(this.path));
     } catch (error) {
-      if (error instanceof Refused && (error.code === "agent.file-changed" || error.code === "file.changed")) await this.compare();
-      else toasts.failed(error);
+      if (error instanceof ApiError && (error.code === "agent_file.changed" || error.code === "file.changed")) await this.compare();
+      else toasts.showError(error);
     } finally {
       this.saving = false;
     }
   }
 
-  #settle(): void {
+  #resetState(): void {
     this.loaded = true;
-    this.believe = false;
-    this.elsewhere = false;
-    this.theirs = undefined;
+    this.trusted = false;
+    this.changedByOthers = false;
+    this.otherVersion = undefined;
   }
 
-  async #theirs(): Promise<Theirs> {
+  async #readVersion(): Promise<ServerVersion> {
     try {
-      return await ask("agent.file", { name: this.agent, path: this.path });
+      return await callOperation("agent.file", { name: this.agent, path: this.path });
     } catch (error) {
-      if (error instanceof Refused && error.code === "path.not-found") return null;
+      if (error instanceof ApiError && error.code === "path.not_found") return null;
       throw error;
     }
   }
 }
 
-const texts = new SvelteMap<string, Text>();
-router.guard(() => ![...texts.values()].some((each) => each.dirty));
+const drafts = new SvelteMap<string, FileDraft>();
+router.guard(() => ![...drafts.values()].some((each) => each.dirty));
 
 function key(agent: string, path: string): string {
   return `${agent}\n${path}`;
 }
 
-export function textOf(agent: string, path: string): Text {
-  const known = texts.get(key(agent, path));
-  if (known) return known;
-  const made = new Text(agent, path);
-  texts.set(key(agent, path), made);
-  return made;
+export function getFileDraft(agent: string, path: string): FileDraft {
+  const existing = drafts.get(key(agent, path));
+  if (existing) return existing;
+  const draft = new FileDraft(agent, path);
+  drafts.set(key(agent, path), draft);
+  return draft;
 }
 
-/** Those of an agent that were begun or changed, and not saved. */
-export function unsavedOf(agent: string): string[] {
-  return [...texts.values()].filter((each) => each.agent === agent && each.dirty).map((each) => each.path);
+/** Paths of the files of an agent with unsaved edits. */
+export function listUnsavedPaths(agent: string): string[] {
+  return [...drafts.values()].filter((each) => each.agent === agent && each.dirty).map((each) => each.path);
 }
 
-export type Listed = Answered<"agent.files">["files"][number];
+export type ListedFile = Result<"agent.files">["files"][number];

@@ -1,13 +1,13 @@
 import type { Screen } from "../../frame/screens";
-import { asked } from "../../lib/asked.svelte";
+import { pendingQuestions } from "../../lib/pendingQuestions.svelte";
 import { titles } from "../../strings/screens";
 
 export default {
   name: "approvals",
   title: titles.approvals,
-  icon: "hand",
+  icon: "shield",
   order: 20,
   keys: "g p",
-  badge: () => asked.count,
+  badge: () => pendingQuestions.count,
   load: () => import("./Approvals.svelte"),
 } satisfies Screen;

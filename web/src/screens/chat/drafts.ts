@@ -1,23 +1,23 @@
-// What one has typed and not sent, for each conversation: there again after a reload, or tomorrow.
+// Unsent text for each conversation, kept across reloads.
 
-const KEPT = "retinue.draft.";
+const STORAGE_PREFIX = "retinue.draft.";
 const DRAFTS_MAX = 100;
 
-export function draftOf(session: string): string {
+export function loadDraft(session: string): string {
   try {
-    return localStorage.getItem(KEPT + session) ?? "";
+    return localStorage.getItem(STORAGE_PREFIX + session) ?? "";
   } catch {
     return "";
   }
 }
 
-export function keepDraft(session: string, words: string): void {
+export function saveDraft(session: string, text: string): void {
   try {
-    if (words) localStorage.setItem(KEPT + session, words);
-    else localStorage.removeItem(KEPT + session);
-    const all = Object.keys(localStorage).filter((key) => key.startsWith(KEPT));
-    if (all.length > DRAFTS_MAX) localStorage.removeItem(all.find((key) => key !== KEPT + session) ?? "");
+    if (text) localStorage.setItem(STORAGE_PREFIX + session, text);
+    else localStorage.removeItem(STORAGE_PREFIX + session);
+    const all = Object.keys(localStorage).filter((key) => key.startsWith(STORAGE_PREFIX));
+    if (all.length > DRAFTS_MAX) localStorage.removeItem(all.find((key) => key !== STORAGE_PREFIX + session) ?? "");
   } catch {
-    // a browser that keeps nothing
+    // the browser has no local storage
   }
 }

@@ -1,18 +1,18 @@
-// Marks words within a line without touching its nodes: the browser's own highlights.
+// Highlight matches in a message with the CSS Custom Highlight API, which does not change the DOM.
 
 const NAME = "found";
 const SHOWN_MAX = 200;
 
-/** `wanted` is in lower case. Without a line, nothing is marked any more. */
-export function highlight(line: HTMLElement | null, wanted: string): void {
+/** `wanted` is in lower case. Without an element, the highlight is removed. */
+export function highlight(element: HTMLElement | null, wanted: string): void {
   if (!("highlights" in CSS)) return;
   CSS.highlights.delete(NAME);
-  if (!line || !wanted) return;
-  const ranges = rangesIn(line, wanted);
+  if (!element || !wanted) return;
+  const ranges = findRanges(element, wanted);
   if (!ranges.length) {
-    // It is in what is folded: thoughts, or what a tool was given and said.
-    for (const folded of line.querySelectorAll("details")) folded.open = true;
-    requestAnimationFrame(() => mark(rangesIn(line, wanted)));
+    // The match is in closed details: thinking, or the arguments or result of a tool.
+    for (const folded of element.querySelectorAll("details")) folded.open = true;
+    requestAnimationFrame(() => mark(findRanges(element, wanted)));
     return;
   }
   mark(ranges);
@@ -24,15 +24,15 @@ function mark(ranges: Range[]): void {
   ranges[0]?.startContainer.parentElement?.scrollIntoView({ block: "nearest" });
 }
 
-function rangesIn(line: HTMLElement, wanted: string): Range[] {
-  const texts = document.createTreeWalker(line, NodeFilter.SHOW_TEXT);
+function findRanges(element: HTMLElement, wanted: string): Range[] {
+  const texts = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
   const ranges: Range[] = [];
   while (texts.nextNode() && ranges.length < SHOWN_MAX) {
     const node = texts.currentNode as Text;
     if (node.parentElement?.closest(".visually-hidden, details:not([open]) > :not(summary)")) continue;
-    const words = node.data.toLowerCase();
-    if (words.length !== node.data.length) continue; // letters that change their length: the places would be wrong
-    for (let at = words.indexOf(wanted); at >= 0; at = words.indexOf(wanted, at + wanted.length)) {
+    const text = node.data.toLowerCase();
+    if (text.length !== node.data.length) continue; // lower case changed the length, so the offsets would be wrong
+    for (let at = text.indexOf(wanted); at >= 0; at = text.indexOf(wanted, at + wanted.length)) {
       const range = document.createRange();
       range.setStart(node, at);
       range.setEnd(node, at + wanted.length);

@@ -1,15 +1,15 @@
-// A run along a line of time. Long rests, in which nothing happens, are folded: else an hour of waiting for an answer
-// would leave no room for the second in which the work was done.
+// The timeline of a run. Long pauses are folded: otherwise an hour of waiting for an answer would leave no space for a
+// second of work.
 
-import type { Answered } from "../../lib/api";
+import type { Result } from "../../lib/api";
 
-export type Act = Answered<"run.trace">["acts"][number];
+export type Act = Result<"run.trace">["acts"][number];
 export type Row = "model" | "tool" | "approval" | "parked";
 
 export interface Bar {
   act: number;
   row: Row;
-  /** In parts of the whole. */
+  /** As a fraction of the width. */
   left: number;
   width: number;
   ms: number;
@@ -32,38 +32,38 @@ const ROWS: Row[] = ["model", "tool", "approval", "parked"];
 const FOLD_FROM_MS = 5_000;
 const MARKS = 5;
 
-export function timelineOf(acts: Act[], beginMs: number, endMs: number): Timeline {
-  const spans = acts.flatMap((act, i) => spanOf(act, i, acts, endMs));
-  const end = Math.max(endMs, beginMs + 1, ...spans.map((span) => span.to));
-  const busy = merged(spans.filter((span) => span.row === "model" || span.row === "tool"), beginMs, end);
+export function buildTimeline(acts: Act[], startMs: number, endMs: number): Timeline {
+  const spans = acts.flatMap((act, i) => buildSpans(act, i, acts, endMs));
+  const end = Math.max(endMs, startMs + 1, ...spans.map((span) => span.to));
+  const busy = mergeSpans(spans.filter((span) => span.row === "model" || span.row === "tool"), startMs, end);
   const busyMs = busy.reduce((sum, [from, to]) => sum + to - from, 0);
-  const most = Math.max(1_000, busyMs * 0.15); // of a rest that is shown
+  const pauseMax = Math.max(1_000, busyMs * 0.15); // the longest pause that is shown in full
 
-  // Pieces of time, each with how much room it gets.
-  const pieces: { from: number; to: number; room: number }[] = [];
-  let at = beginMs;
+  // Intervals of time, each with the space it gets.
+  const intervals: { from: number; to: number; space: number }[] = [];
+  let at = startMs;
   for (const [from, to] of [...busy, [end, end] as const]) {
-    if (from > at) pieces.push({ from: at, to: from, room: from - at > FOLD_FROM_MS ? Math.min(from - at, most) : from - at });
-    if (to > from) pieces.push({ from, to, room: to - from });
+    if (from > at) intervals.push({ from: at, to: from, space: from - at > FOLD_FROM_MS ? Math.min(from - at, pauseMax) : from - at });
+    if (to > from) intervals.push({ from, to, space: to - from });
     at = Math.max(at, to);
   }
-  const room = pieces.reduce((sum, piece) => sum + piece.room, 0) || 1;
+  const space = intervals.reduce((sum, interval) => sum + interval.space, 0) || 1;
 
-  const place = (ms: number): number => {
-    let gone = 0;
-    for (const piece of pieces) {
-      if (ms <= piece.to) return (gone + (Math.max(0, ms - piece.from) / (piece.to - piece.from || 1)) * piece.room) / room;
-      gone += piece.room;
+  const position = (ms: number): number => {
+    let used = 0;
+    for (const interval of intervals) {
+      if (ms <= interval.to) return (used + (Math.max(0, ms - interval.from) / (interval.to - interval.from || 1)) * interval.space) / space;
+      used += interval.space;
     }
     return 1;
   };
 
   return {
-    bars: spans.map((span) => ({ act: span.act, row: span.row, left: place(span.from), width: place(span.to) - place(span.from), ms: span.to - span.from })),
-    folds: pieces.filter((piece) => piece.room < piece.to - piece.from).map((piece) => ({ at: (place(piece.from) + place(piece.to)) / 2, ms: piece.to - piece.from })),
-    marks: marksOf(pieces, room, beginMs),
+    bars: spans.map((span) => ({ act: span.act, row: span.row, left: position(span.from), width: position(span.to) - position(span.from), ms: span.to - span.from })),
+    folds: intervals.filter((interval) => interval.space < interval.to - interval.from).map((interval) => ({ at: (position(interval.from) + position(interval.to)) / 2, ms: interval.to - interval.from })),
+    marks: buildMarks(intervals, space, startMs),
     rows: ROWS.filter((row) => spans.some((span) => span.row === row)),
-    totalMs: end - beginMs,
+    totalMs: end - startMs,
   };
 }
 
@@ -74,7 +74,7 @@ interface Span {
   to: number;
 }
 
-function spanOf(act: Act, i: number, acts: Act[], endMs: number): Span[] {
+function buildSpans(act: Act, i: number, acts: Act[], endMs: number): Span[] {
   const from = act["at-ms"];
   switch (act.act) {
     case "model":
@@ -90,26 +90,26 @@ function spanOf(act: Act, i: number, acts: Act[], endMs: number): Span[] {
   }
 }
 
-function merged(spans: Span[], begin: number, end: number): (readonly [number, number])[] {
+function mergeSpans(spans: Span[], start: number, end: number): (readonly [number, number])[] {
   const found: [number, number][] = [];
   for (const { from, to } of spans.toSorted((a, b) => a.from - b.from)) {
-    const [start, stop] = [Math.max(begin, from), Math.min(end, to)];
+    const [first, stop] = [Math.max(start, from), Math.min(end, to)];
     const last = found.at(-1);
-    if (last && start <= last[1]) last[1] = Math.max(last[1], stop);
-    else found.push([start, stop]);
+    if (last && first <= last[1]) last[1] = Math.max(last[1], stop);
+    else found.push([first, stop]);
   }
   return found;
 }
 
-/** Moments to write below: evenly over the room, each with how long after the beginning it is. */
-function marksOf(pieces: { from: number; to: number; room: number }[], room: number, begin: number): { at: number; ms: number }[] {
+/** Labels of the time axis: evenly spaced, each with its time since the start of the run. */
+function buildMarks(intervals: { from: number; to: number; space: number }[], space: number, start: number): { at: number; ms: number }[] {
   return Array.from({ length: MARKS }, (_, i) => {
-    const wanted = (i / (MARKS - 1)) * room;
-    let gone = 0;
-    for (const piece of pieces) {
-      if (wanted <= gone + piece.room) return { at: wanted / room, ms: piece.from + ((wanted - gone) / (piece.room || 1)) * (piece.to - piece.from) - begin };
-      gone += piece.room;
+    const wanted = (i / (MARKS - 1)) * space;
+    let used = 0;
+    for (const interval of intervals) {
+      if (wanted <= used + interval.space) return { at: wanted / space, ms: interval.from + ((wanted - used) / (interval.space || 1)) * (interval.to - interval.from) - start };
+      used += interval.space;
     }
-    return { at: 1, ms: (pieces.at(-1)?.to ?? begin) - begin };
+    return { at: 1, ms: (intervals.at(-1)?.to ?? start) - start };
   });
 }

@@ -1,21 +1,25 @@
-// A schedule as a person writes it, before it is saved: kept while one walks through the house.
+// Unsaved changes of a schedule. They are kept while the person visits other screens.
 
 import { SvelteMap } from "svelte/reactivity";
-import { ask, inWords, Refused, type Answered, type Asked } from "../../lib/api";
-import type { GateForm, Missed, Place } from "../../lib/operations";
+import { callOperation, formatError, ApiError, type Result, type Params } from "../../lib/api";
 import { router } from "../../lib/router.svelte";
-import { sessionIn } from "../../lib/words";
-import type { Shown } from "./acting";
+import { parseAddressSession } from "../../lib/format";
+import type { Shown } from "./scheduleActions";
 
-export type Way = "cron" | "every" | "at";
+type AddParams = Params<"schedule.add">;
+type Place = NonNullable<AddParams["place"]>;
+type MissedPolicy = NonNullable<AddParams["missed"]>;
+type Gate = NonNullable<AddParams["gate"]>;
 
-/** What the fields hold. Lists are texts with a line for each. */
+export type Repetition = "cron" | "every" | "at";
+
+/** Values of the form. Lists are texts with one item per line. */
 export interface Values {
   name: string;
-  way: Way;
+  repetition: Repetition;
   cron: string;
   every: string;
-  /** What the clock shows in the schedule's zone, as a field for dates has it. */
+  /** Local time in the time zone of the schedule, in the format of a datetime-local field. */
   at: string;
   zone: string;
   /** An address without a conversation. */
@@ -24,7 +28,7 @@ export interface Values {
   session: string;
   text: string;
   deliver: string;
-  missed: Missed | "";
+  missed: MissedPolicy | "";
   delete_after_run: boolean;
   model: string;
   title: string;
@@ -39,9 +43,9 @@ export interface Values {
 export type Field = keyof Values;
 
 const TIMEOUT_S = "30";
-const PLAIN: Values = {
+const EMPTY_VALUES: Values = {
   name: "",
-  way: "cron",
+  repetition: "cron",
   cron: "",
   every: "",
   at: "",
@@ -64,31 +68,32 @@ const PLAIN: Values = {
   env: "",
 };
 
-/** Which field a refusal is about. */
-const ABOUT: Record<string, Field> = {
+/** The field that an error code refers to. */
+const FIELD_BY_CODE: Record<string, Field> = {
   "name.invalid": "name",
-  "schedule.name-taken": "name",
+  "schedule.name_taken": "name",
   "zone.unknown": "zone",
   "address.invalid": "to",
-  "schedule.recipient-invalid": "to",
-  "agent.not-found": "to",
-  "person.not-found": "to",
-  "session.not-found": "session",
-  "schedule.place-invalid": "place",
+  "schedule.recipient_invalid": "to",
+  "schedule.recipient_missing": "to",
+  "agent.not_found": "to",
+  "person.not_found": "to",
+  "session.not_found": "session",
+  "schedule.session_invalid": "place",
   "schedule.empty": "text",
-  "schedule.deliver-invalid": "deliver",
-  "schedule.gate-invalid": "command",
-  "schedule.gate-not-allowed": "command",
+  "schedule.deliver_invalid": "deliver",
+  "schedule.gate_invalid": "command",
+  "schedule.gate_not_allowed": "command",
 };
 
-type Form = Omit<Asked<"schedule.add">, "name" | "enabled">;
+type ScheduleParams = Omit<AddParams, "name" | "enabled">;
 
-function valuesOf(shown: Shown): Values {
-  const [to = "", session = ""] = [shown.to.split("/")[0], sessionIn(shown.to)];
+function readValues(shown: Shown): Values {
+  const [to = "", session = ""] = [shown.to.split("/")[0], parseAddressSession(shown.to)];
   const gate = shown.gate;
   return {
     name: shown.name,
-    way: shown.cron ? "cron" : shown.every ? "every" : "at",
+    repetition: shown.cron ? "cron" : shown.every ? "every" : "at",
     cron: shown.cron,
     every: shown.every,
     at: shown.at.slice(0, 19).replace(/:00$/, ""),
@@ -98,7 +103,7 @@ function valuesOf(shown: Shown): Values {
     session,
     text: shown.text,
     deliver: shown.deliver,
-    missed: shown.missed as Missed,
+    missed: shown.missed as MissedPolicy,
     delete_after_run: shown["delete-after-run"],
     model: shown.model,
     title: shown.title,
@@ -112,64 +117,64 @@ function valuesOf(shown: Shown): Values {
   };
 }
 
-const lines = (text: string): string[] => text.split("\n").map((each) => each.trim()).filter(Boolean); // prettier-ignore
+const splitLines = (text: string): string[] => text.split("\n").map((each) => each.trim()).filter(Boolean); // prettier-ignore
 
-function gateOf(values: Values): GateForm | null {
+function buildGate(values: Values): Gate | null {
   if (!values.command.trim()) return null;
-  const pairs = lines(values.env).map((each) => [each.split("=", 1)[0] ?? "", each.slice(each.indexOf("=") + 1)]);
+  const pairs = splitLines(values.env).map((each) => [each.split("=", 1)[0] ?? "", each.slice(each.indexOf("=") + 1)]);
   return {
     command: values.command,
     cwd: values.cwd.trim(),
     timeout_ms: Math.round(Number(values.timeout_s || TIMEOUT_S) * 1000),
-    permissions: lines(values.permissions),
-    domains: lines(values.domains),
+    permissions: splitLines(values.permissions),
+    domains: splitLines(values.domains),
     env: Object.fromEntries(pairs),
   };
 }
 
-/** As the house takes it. */
-function formOf(values: Values): Form {
+/** The values as parameters of `schedule.add`. */
+function buildParams(values: Values): ScheduleParams {
   const inSession = values.place === "session" && values.session !== "";
   return {
     to: inSession ? `${values.to.trim()}/${values.session}` : values.to.trim(),
     text: values.text,
-    cron: values.way === "cron" ? values.cron.trim() : "",
-    every: values.way === "every" ? values.every.trim() : "",
-    at: values.way === "at" ? values.at : "",
+    cron: values.repetition === "cron" ? values.cron.trim() : "",
+    every: values.repetition === "every" ? values.every.trim() : "",
+    at: values.repetition === "at" ? values.at : "",
     zone: values.zone.trim(),
     place: values.place === "session" ? "fresh" : values.place,
     deliver: values.deliver.trim(),
     ...(values.missed ? { missed: values.missed } : {}),
     delete_after_run: values.delete_after_run,
-    gate: gateOf(values),
+    gate: buildGate(values),
     model: values.model.trim(),
     title: values.title.trim(),
     description: values.description.trim(),
   };
 }
 
-const same = (a: unknown, b: unknown): boolean => JSON.stringify(a) === JSON.stringify(b);
+const isEqual = (a: unknown, b: unknown): boolean => JSON.stringify(a) === JSON.stringify(b);
 
 export class Draft {
-  /** Null for one that is not there yet. */
+  /** Null for a new schedule. */
   readonly id: string | null;
   shown: Shown | null = $state.raw(null);
   base: Values | null = $state.raw(null);
   changes: Partial<Values> = $state.raw({});
   errors: Readonly<Partial<Record<Field, string>>> = $state.raw({});
-  /** What is wrong beside that. */
-  refused: unknown = $state.raw(null);
-  /** Why it cannot be shown. */
-  trouble: unknown = $state.raw(null);
-  elsewhere: boolean = $state(false);
+  /** Error that belongs to no field. */
+  saveError: unknown = $state.raw(null);
+  /** Error of the last load. */
+  loadError: unknown = $state.raw(null);
+  changedByOthers: boolean = $state(false);
   saving: boolean = $state(false);
 
   constructor(id: string | null, to = "") {
     this.id = id;
-    if (id === null) this.base = { ...PLAIN, to };
+    if (id === null) this.base = { ...EMPTY_VALUES, to };
   }
 
-  // Getters, and nothing derived: a draft outlives the page that began it.
+  // Getters instead of $derived, because a draft outlives the component that created it.
 
   get values(): Values | null {
     return this.base && { ...this.base, ...this.changes };
@@ -182,15 +187,15 @@ export class Draft {
   async load(): Promise<void> {
     if (this.id === null) return;
     try {
-      const shown = await ask("schedule.show", { schedule: this.id });
-      const base = valuesOf(shown);
-      this.elsewhere ||= this.dirty && this.base !== null && !same(base, this.base);
+      const shown = await callOperation("schedule.show", { schedule: this.id });
+      const base = readValues(shown);
+      this.changedByOthers ||= this.dirty && this.base !== null && !isEqual(base, this.base);
       this.shown = shown;
       this.base = base;
       this.changes = Object.fromEntries(Object.entries(this.changes).filter(([field, value]) => base[field as Field] !== value));
-      this.trouble = null;
+      this.loadError = null;
     } catch (error) {
-      this.trouble = error;
+      this.loadError = error;
     }
   }
 
@@ -199,70 +204,70 @@ export class Draft {
     this.changes = (this.base && this.base[field] === value ? others : { ...others, [field]: value }) as Partial<Values>;
     const { [field]: __, ...errors } = this.errors;
     this.errors = errors;
-    this.refused = null;
+    this.saveError = null;
   }
 
   discard(): void {
     this.changes = {};
     this.errors = {};
-    this.refused = null;
-    this.elsewhere = false;
+    this.saveError = null;
+    this.changedByOthers = false;
   }
 
-  /** When it would come, as `schedule.explain` is asked; null while nothing is said. */
-  get when(): { cron: string } | { every: string } | { at: string } | null {
+  /** The time as parameters of `schedule.explain`; null while the field is empty. */
+  get time(): { cron: string } | { every: string } | { at: string } | null {
     const values = this.values;
     if (!values) return null;
-    const said = values[values.way].trim();
-    return said ? ({ [values.way]: said } as { cron: string }) : null;
+    const value = values[values.repetition].trim();
+    return value ? ({ [values.repetition]: value } as { cron: string }) : null;
   }
 
-  /** Whether what says when is as it was: then the house knows from when on steps are counted. */
-  get whenStays(): boolean {
-    return this.id !== null && !["way", "cron", "every", "at", "zone"].some((each) => each in this.changes);
+  /** Whether the time is unchanged. Then `schedule.next` gives the exact times, counted from the stored start. */
+  get timeUnchanged(): boolean {
+    return this.id !== null && !["repetition", "cron", "every", "at", "zone"].some((each) => each in this.changes);
   }
 
-  /** It, as it is kept; undefined where it was not. */
-  async save({ enabled = true } = {}): Promise<Answered<"schedule.add"> | undefined> {
+  /** Returns the saved schedule, or undefined if saving failed. */
+  async save({ enabled = true } = {}): Promise<Result<"schedule.add"> | undefined> {
     if (!this.values || !this.base) return undefined;
     this.saving = true;
     try {
-      const kept = this.id === null ? await ask("schedule.add", { name: this.values.name.trim(), enabled, ...formOf(this.values) }) : await ask("schedule.set", { schedule: this.id, ...this.#changed() });
+      const saved = this.id === null ? await callOperation("schedule.add", { name: this.values.name.trim(), enabled, ...buildParams(this.values) }) : await callOperation("schedule.set", { schedule: this.id, ...this.#changedParams() });
       this.discard();
-      if (this.id !== null) [this.shown, this.base] = [kept, valuesOf(kept)];
-      return kept;
+      if (this.id !== null) [this.shown, this.base] = [saved, readValues(saved)];
+      return saved;
     } catch (error) {
-      const field = error instanceof Refused ? ABOUT[error.code] : undefined;
-      if (field) this.errors = { [field]: inWords(error) };
-      else this.refused = error;
+      const field = error instanceof ApiError ? FIELD_BY_CODE[error.code] : undefined;
+      if (field) this.errors = { [field]: formatError(error) };
+      else this.saveError = error;
       return undefined;
     } finally {
       this.saving = false;
     }
   }
 
-  #changed(): Partial<Form> {
-    const [before, after] = [formOf(this.base ?? PLAIN), formOf(this.values ?? PLAIN)];
-    const changed = Object.fromEntries(Object.entries(after).filter(([name, value]) => !same(value, before[name as keyof Form]))) as Partial<Form>;
-    // What is no longer said is not said as nothing: another way takes its place. A time of day in another zone is another time.
-    for (const way of ["cron", "every", "at"] as const) if (!changed[way]) delete changed[way];
-    if (after.at && changed.zone !== undefined) changed.at = after.at;
-    return changed;
+  #changedParams(): Partial<ScheduleParams> {
+    const [before, after] = [buildParams(this.base ?? EMPTY_VALUES), buildParams(this.values ?? EMPTY_VALUES)];
+    const params = Object.fromEntries(Object.entries(after).filter(([name, value]) => !isEqual(value, before[name as keyof ScheduleParams]))) as Partial<ScheduleParams>;
+    // Cleared times are left out, because the new one replaces them. A one-time schedule in another zone has another time.
+    for (const key of ["cron", "every", "at"] as const) if (!params[key]) delete params[key];
+    if (after.at && params.zone !== undefined) params.at = after.at;
+    return params;
   }
 }
 
 const drafts = new SvelteMap<string, Draft>();
 router.guard(() => ![...drafts.values()].some((each) => each.dirty));
 
-/** The one draft of a schedule, as it was left; without an id, that of one that is not there yet, `to` someone. */
-export function draftOf(id: string | null, to = ""): Draft {
-  const known = drafts.get(id ?? "");
-  if (known && (id !== null || known.dirty)) return known;
-  const made = new Draft(id, to);
-  drafts.set(id ?? "", made);
-  return made;
+/** The draft of a schedule, created on first use. Null: the draft of a new schedule for the recipient `to`. */
+export function getDraft(id: string | null, to = ""): Draft {
+  const existing = drafts.get(id ?? "");
+  if (existing && (id !== null || existing.dirty)) return existing;
+  const draft = new Draft(id, to);
+  drafts.set(id ?? "", draft);
+  return draft;
 }
 
-export function forget(draft: Draft): void {
+export function removeDraft(draft: Draft): void {
   drafts.delete(draft.id ?? "");
 }

@@ -9,5 +9,5 @@ export default {
   order: 20,
   several: true,
   binding: "follows",
-  load: () => import("./Files.svelte"),
+  load: () => import("./FilesPanel.svelte"),
 } satisfies PanelType;

@@ -9,5 +9,5 @@ export default {
   order: 30,
   several: false,
   binding: "none",
-  load: () => import("./Notes.svelte"),
+  load: () => import("./NotesPanel.svelte"),
 } satisfies PanelType;

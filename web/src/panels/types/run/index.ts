@@ -9,5 +9,5 @@ export default {
   order: 10,
   several: true,
   binding: "follows",
-  load: () => import("./Run.svelte"),
+  load: () => import("./RunPanel.svelte"),
 } satisfies PanelType;

@@ -1,9 +1,0 @@
-/** Hand the browser a file that was made here. */
-export function download(name: string, parts: string[], type: string): void {
-  const href = URL.createObjectURL(new Blob(parts, { type }));
-  const link = document.createElement("a");
-  link.href = href;
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(href), 1_000);
-}
